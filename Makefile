@@ -1,0 +1,52 @@
+# Every target that needs the environment makes it first; nothing is installed twice unless pyproject.toml changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s  %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv with the package, torch for this machine and the tools of the tests
+	@echo "$(VENV) is ready; PYTHON=python3.12 chooses another Python when it is made anew"
+
+$(STAMP): pyproject.toml tools/bootstrap.py
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV)
+	@touch $@
+
+.PHONY: demo
+demo: $(STAMP) ## train a small operator, predict with it and show what it learned
+	@$(BIN)/oformer demo
+
+.PHONY: test
+test: lint ## lint, then the fast tests on two processes
+	@$(BIN)/python -m pytest -n 2
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## the tests marked slow
+	@$(BIN)/python -m pytest -n 2 -m "slow and not gpu" --timeout 3600
+
+.PHONY: lint
+lint: $(STAMP) ## ruff, pyright and the import contract
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: $(STAMP) ## rewrite the code in the house format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+.PHONY: bench
+bench: $(STAMP) ## time the library
+	@$(BIN)/python benchmarks/run.py
+
+.PHONY: clean
+clean: ## remove caches and build products, but not .venv
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""What every test gets: shape checks, one thread per worker, fixed seeds."""
+
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
+if UNDER_XDIST:
+    # Two workers whose thread pools fight over the cores are a hundred times slower than one thread each.
+    # Set before torch and numpy read them, and inherited by every process a test starts.
+    for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+        os.environ[_name] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+SHAPES_CHECKED = all(importlib.util.find_spec(name) for name in ("beartype", "jaxtyping"))
+if SHAPES_CHECKED:
+    from jaxtyping import install_import_hook
+
+    import tests.typecheck  # noqa: F401 - the hook names it, and must find it loaded
+
+    # The hook rewrites modules as they are imported; one that is already there would go unchecked.
+    if "oformer" in sys.modules:
+        raise RuntimeError("Expected tests/conftest.py before oformer, got it after. Import oformer later.")
+    install_import_hook("oformer", "tests.typecheck.check")
+
+import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+if UNDER_XDIST:
+    torch.set_num_threads(1)
+
+# A time limit for one example measures how busy the machine is. On CI the examples are the same every time.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_report_header() -> str:
+    shapes = "on" if SHAPES_CHECKED else "off, beartype is not installed"
+    return f"torch {torch.__version__}; shape checks: {shapes}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """The same random numbers in each test, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - for code that draws from numpy's global state
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Make float64 the default dtype of torch for one test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder shared/data beside the checkout: files to compare with that are not in the repository."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("the folder ../shared/data beside the checkout is absent")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory):
+    """The dataset of the tiny recipe, made once for the session."""
+    from oformer.training.datasets import open_data
+    from tests.tiny import tiny_recipe
+
+    return open_data(tiny_recipe(), tmp_path_factory.mktemp("datasets"))
