@@ -1,0 +1,116 @@
+"""Frozen dataclasses to JSON and back, strict both ways.
+
+A configuration is written by the program and read by the program: an unknown key, a missing key or a value of the
+wrong type is an error that names its place, never a silent default.
+"""
+
+import dataclasses
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from oformer.errors import InputError
+
+Config = TypeVar("Config")
+
+
+def to_json(value: Any) -> Any:
+    """A configuration as plain JSON values. Each dataclass carries its class name under `type`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"A configuration holds plain values and dataclasses, not {type(value).__name__}.")
+
+
+def from_json(kind: type[Config], content: Any, where: str = "config") -> Config:
+    """Rebuild a configuration of the given type.
+
+    Args:
+        kind: the dataclass (or any annotation it may hold: unions, tuples, literals).
+        content: what `to_json` wrote.
+        where: the place in the file, for error messages.
+    """
+    return _read(kind, content, where)
+
+
+def _wrong(where: str, expected: str, content: Any) -> InputError:
+    return InputError(
+        f"{expected} at `{where}`",
+        repr(content)[:80],
+        "The file was edited by hand or written by another version",
+    )
+
+
+def _read(kind: Any, content: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _read_union(arguments, content, where)
+    if origin is Literal:
+        if content not in arguments:
+            raise _wrong(where, "one of " + ", ".join(map(repr, arguments)), content)
+        return content
+    if origin is tuple:
+        return _read_tuple(arguments, content, where)
+    if origin is dict:
+        if not isinstance(content, dict):
+            raise _wrong(where, "an object", content)
+        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in content.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _read_dataclass(kind, content, where)
+    if kind is float and isinstance(content, int) and not isinstance(content, bool):
+        return float(content)
+    if kind is type(None) and content is None:
+        return None
+    if isinstance(kind, type) and type(content) is kind:
+        return content
+    raise _wrong(where, getattr(kind, "__name__", str(kind)), content)
+
+
+def _read_union(arguments: tuple[Any, ...], content: Any, where: str) -> Any:
+    if isinstance(content, dict) and "type" in content:
+        by_name = {a.__name__: a for a in arguments if isinstance(a, type) and dataclasses.is_dataclass(a)}
+        if content["type"] not in by_name:
+            raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(by_name)), content["type"])
+        return _read(by_name[content["type"]], content, where)
+    for argument in arguments:
+        try:
+            return _read(argument, content, where)
+        except InputError:
+            continue
+    raise _wrong(where, " or ".join(getattr(a, "__name__", str(a)) for a in arguments), content)
+
+
+def _read_tuple(arguments: tuple[Any, ...], content: Any, where: str) -> tuple:
+    if not isinstance(content, (list, tuple)):
+        raise _wrong(where, "a list", content)
+    kinds = [arguments[0]] * len(content) if arguments[1:] == (...,) else list(arguments)
+    if len(kinds) != len(content):
+        raise _wrong(where, f"{len(kinds)} values", content)
+    return tuple(_read(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, content, strict=True)))
+
+
+def _read_dataclass(kind: Any, content: Any, where: str) -> Any:
+    if not isinstance(content, dict):
+        raise _wrong(where, f"the fields of {kind.__name__}", content)
+    content = dict(content)
+    written = content.pop("type", kind.__name__)
+    if written != kind.__name__:
+        raise _wrong(f"{where}.type", kind.__name__, written)
+    hints = get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind) if f.init]
+    unknown, missing = set(content) - set(names), set(names) - set(content)
+    if unknown or missing:
+        difference = [f"unknown {', '.join(sorted(unknown))}"] * bool(unknown) + [
+            f"missing {', '.join(sorted(missing))}"
+        ] * bool(missing)
+        raise InputError(
+            f"exactly the fields of {kind.__name__} at `{where}`",
+            "; ".join(difference),
+            "The file was edited by hand or written by another version",
+        )
+    return kind(**{name: _read(hints[name], content[name], f"{where}.{name}") for name in names})

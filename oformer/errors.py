@@ -1,0 +1,40 @@
+"""What can go wrong and how we say it: every message names what was expected, what came, and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """A mistake in what the user gave. The command line prints its sentence and exits with code 2."""
+
+    def __init__(self, expected: str, got: str = "", do: str = ""):
+        parts = [f"Expected {expected}" + (f", got {got}." if got else ".")]
+        if do:
+            parts.append(do if do.endswith((".", "?", "!", "`")) else do + ".")
+        super().__init__(" ".join(parts))
+
+
+class SolverDiverged(RuntimeError):
+    """The mathematics failed: a solver left the finite numbers."""
+
+    def __init__(self, solver: str, step: int, time: float, norm: float):
+        super().__init__(f"{solver} diverged at step {step} (time {time:g}): norm {norm:g}.")
+        self.step, self.time, self.norm = step, time, norm
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss left the finite numbers."""
+
+    def __init__(self, step: int, checkpoint: str):
+        super().__init__(
+            f"The loss is no longer a finite number near step {step}. The last good state is {checkpoint}. "
+            "Lower the rate (--training.optimizer.rate), clip gradients, or look for outliers in the data."
+        )
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> InputError:
+    """The error for a name that does not exist: lists the choices and the nearest one."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
+    hint = f"Did you mean `{near[0]}`? " if near else ""
+    return InputError(f"the name of a {kind}", f"`{name}`", f"{hint}Choices: {', '.join(choices)}.")

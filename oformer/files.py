@@ -1,0 +1,259 @@
+"""Files that are either the old one or the new one, never half of one.
+
+Everything the package writes goes through here: a write lands under a temporary name, is flushed to the disk, and
+is renamed into place. A crash, Ctrl-C or a full disk leaves what was there before.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oformer.errors import InputError
+
+# The types that both numpy and safetensors know; a file with another one is foreign to us.
+_NUMPY_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
+    "BOOL": "?",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _said_plainly(path: Path) -> Iterator[None]:
+    """Turn a full disk or a forbidden place into one sentence; nothing already there has been touched."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(
+                f"space on the disk to write {path}",
+                "none left",
+                "Nothing there was changed. Free some space, then run it again",
+            ) from error
+        refused = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+        if error.errno in refused:
+            raise InputError(
+                f"a place that can be written at {path}", str(error.strerror), "Choose another folder"
+            ) from error
+        raise
+
+
+def _temporary(path: Path) -> Path:
+    """A hidden name beside `path` that no other process or thread uses."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _flush(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut; Windows cannot open folders and needs no such call."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, *chunks: bytes) -> None:
+    """Write a file whole or not at all."""
+    with _said_plainly(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(path)
+        try:
+            # Mode x lets the system choose the permissions: asking for the umask instead would change it for a
+            # moment in every thread.
+            with temporary.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        _flush(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON that a person can read and `git diff`."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, with a sentence instead of a stack trace where it is missing or broken."""
+    try:
+        # NaN is no JSON, and nothing of ours writes it.
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise InputError(f"a file at {path}", "nothing there", "Check the path") from None
+    except OSError as error:
+        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"JSON in {path}", f"something unreadable ({error})", "The file is damaged or foreign"
+        ) from error
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder under a temporary name; it appears at `path`, complete, when the block ends without error.
+
+    A folder already at `path` stays whole until the new one has its name.
+    """
+    with _said_plainly(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _temporary(path)
+        try:
+            temporary.mkdir()
+            yield temporary
+            if path.exists() and not path.is_dir():
+                raise InputError(f"a folder or nothing at {path}", "a file", "Choose another name")
+            _exchange(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _exchange(temporary: Path, path: Path) -> None:
+    """Rename a finished folder to `path`; what was there is deleted only after that."""
+    if not path.exists():
+        os.replace(temporary, path)
+        _flush(path.parent)
+        return
+    # Not `.tmp`: killed between the two renames, the old folder must outlive `remove_leftovers`.
+    old = temporary.with_suffix(".old")
+    os.replace(path, old)
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        os.replace(old, path)
+        raise
+    _flush(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, older_than: float = 0.0) -> None:
+    """Delete the temporary files and folders that a killed process left in `folder`.
+
+    Args:
+        folder: where to look; not in folders inside it.
+        older_than: spare what was changed in the last so many seconds: another process may be writing it.
+    """
+    for leftover in folder.glob(".*.tmp"):
+        # Another process may delete the same one, or finish it, while we look.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - leftover.stat().st_mtime >= older_than:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays as one safetensors file, the same bytes for the same arrays."""
+    names = {np.dtype(code): name for name, code in _NUMPY_TYPES.items()}
+    header: dict[str, Any] = {}
+    chunks: list[bytes] = []
+    position = 0
+    # Widest types first keeps every array aligned, so that a memory map can be used in place.
+    for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
+        data = np.ascontiguousarray(arrays[name]).tobytes()
+        header[name] = {
+            "dtype": names[arrays[name].dtype],
+            "shape": list(arrays[name].shape),
+            "data_offsets": [position, position + len(data)],
+        }
+        chunks.append(data)
+        position += len(data)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(path, struct.pack("<Q", len(text)), text, *chunks)
+
+
+def save_npz(path: Path, **arrays: np.ndarray) -> None:
+    """Write named arrays as numpy's .npz, whole or not at all."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    write_bytes(path, buffer.getvalue())
+
+
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read a .npz, or a .npy as the one array `coords`; pickled objects are refused."""
+    if not path.is_file():
+        raise InputError(f"a file at {path}", "nothing there", "Check the path")
+    try:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return {"coords": content}
+        with content:
+            return {name: content[name] for name in content.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"a .npz or .npy file of plain arrays at {path}", f"another ({error})", "Save it with numpy.savez"
+        ) from error
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Open a safetensors file as memory-mapped arrays: nothing is read until it is used.
+
+    The arrays are read-only views of one map, so a file costs one map however many arrays it holds.
+    """
+    damaged = "The file is truncated or foreign; make or copy it again"
+    size = 0
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > size:
+                raise ValueError("a header longer than the file")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        entries = {
+            name: (e["dtype"], tuple(map(int, e["shape"])), *map(int, e["data_offsets"])) for name, e in header.items()
+        }
+        end = max((last for _, _, _, last in entries.values()), default=0)
+        expected = 8 + length + end
+    except FileNotFoundError:
+        raise InputError(f"a file at {path}", "nothing there", "Check the path") from None
+    except OSError as error:
+        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"a safetensors file at {path}", f"{size} bytes that are none", damaged) from error
+    if size != expected:
+        raise InputError(f"{expected} bytes in {path}", f"{size}", damaged)
+    data = np.asarray(np.memmap(path, np.uint8, mode="r"))[8 + length :]
+    arrays = {}
+    for name, (kind, shape, first, last) in entries.items():
+        if kind not in _NUMPY_TYPES:
+            raise InputError(f"an array type among {', '.join(_NUMPY_TYPES)} in {path}", str(kind), "Convert the file")
+        dtype = np.dtype(_NUMPY_TYPES[kind])
+        if first < 0 or last - first != math.prod(shape) * dtype.itemsize:
+            raise InputError(f"{shape} numbers for `{name}` in {path}", f"{last - first} bytes", damaged)
+        arrays[name] = data[first:last].view(dtype).reshape(shape)
+    return arrays

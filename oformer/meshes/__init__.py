@@ -1,0 +1,1 @@
+"""Where functions live: grids now, meshes of irregular domains to come."""
