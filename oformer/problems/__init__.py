@@ -1,0 +1,10 @@
+"""One partial differential equation per file: what to draw, how to solve, what to learn.
+
+A new problem is a file beside these and its name in `PROBLEMS`; the contract tests then ask it their
+questions.
+"""
+
+from oformer.problems.base import Problem
+from oformer.problems.burgers import Burgers
+
+PROBLEMS: dict[str, type[Problem]] = {kind.name: kind for kind in (Burgers,)}
