@@ -1,0 +1,166 @@
+"""Attention as an integral over points (paper, section 3.1): three kinds behind one signature.
+
+Every kind takes quadrature weights on both sides. A padded or dropped point has weight zero; a point split in two of
+half the weight changes nothing. To add a kind, write a function here and name it in `KINDS`; the tests pick it up.
+
+Differs: the paper normalizes the columns of K and V (Galerkin) or Q and K (Fourier) over the points of the domain. The
+released code normalizes each point over its channels, because its InstanceNorm reads the axes the other way round; its
+authors say that the paper's runs normalized over points with detached statistics. All are values of one option, `Norm`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from oformer.nn.rotary import Rotary, once_per_grid
+
+Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
+EPSILON = (
+    1e-5  # of the released code; comparable with the variance of k and v in a fresh cross-attention, so it matters
+)
+
+
+def linear_product(
+    q: Float[Tensor, "batch heads queries width"],
+    k: Float[Tensor, "batch heads points width"],
+    v: Float[Tensor, "batch heads points width"],
+    weights: Float[Tensor, "batch points"],
+) -> Float[Tensor, "batch heads queries width"]:
+    """Q (Kᵀ W V): linear in the number of points, since the small matrix Kᵀ W V is formed first."""
+    weighted = v * weights[:, None, :, None].to(v.dtype)
+    return q @ (k.transpose(-1, -2) @ weighted)
+
+
+def softmax_product(
+    q: Float[Tensor, "batch heads queries width"],
+    k: Float[Tensor, "batch heads points width"],
+    v: Float[Tensor, "batch heads points width"],
+    weights: Float[Tensor, "batch points"],
+) -> Float[Tensor, "batch heads queries width"]:
+    """softmax(Q Kᵀ/√width + log W) V: quadratic; the logarithm of the weight makes the sum a quadrature."""
+    bias = weights.log()[:, None, None, :].to(q.dtype)
+    bias = bias.expand(q.shape[0], 1, q.shape[2], -1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention: what it normalizes, and how it combines."""
+
+    normalized: tuple[str, ...]  # of "q", "k", "v"
+    product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+AttentionKind = Literal["galerkin", "fourier", "softmax"]
+KINDS: dict[AttentionKind, Kind] = {
+    "galerkin": Kind(normalized=("k", "v"), product=linear_product),
+    "fourier": Kind(normalized=("q", "k"), product=linear_product),
+    "softmax": Kind(normalized=("q", "k"), product=softmax_product),
+}
+
+
+class Normalize(nn.Module):
+    """One of the readings of the paper's normalization; see the head of this file."""
+
+    def __init__(self, width: int, norm: Norm):
+        """Build it for heads of the given width; only `layernorm` has parameters, shared by the heads."""
+        super().__init__()
+        self.width, self.norm = width, norm
+        self.affine = nn.LayerNorm(width, eps=EPSILON) if norm == "layernorm" else None
+
+    def forward(
+        self, x: Float[Tensor, "batch heads points width"], weights: Float[Tensor, "batch points"]
+    ) -> Float[Tensor, "batch heads points width"]:
+        """Normalize over points (weighted, biased variance) or over channels; statistics in float32 or better."""
+        if self.norm == "none":
+            return x
+        if self.affine is not None:
+            return self.affine(x)
+        if self.norm == "channels":
+            return F.layer_norm(x, (self.width,), eps=EPSILON)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        w = weights[:, None, :, None].to(exact.dtype)
+        mean = (w * exact).sum(-2, keepdim=True)
+        variance = (w * (exact - mean).square()).sum(-2, keepdim=True)
+        if self.norm == "points-detached":
+            mean, variance = mean.detach(), variance.detach()
+        return ((exact - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Project, normalize, rotate, combine, and project back; every head is as wide as the model."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kind: AttentionKind,
+        norm: Norm,
+        rotary: Rotary | None = None,
+        dropout: float = 0.0,
+    ):
+        """Build the layer; with one head there is no output projection, as in the released code."""
+        super().__init__()
+        self.heads, self.norm = heads, norm
+        self.kind: AttentionKind = kind
+        self.q, self.k, self.v = (nn.Linear(width, heads * width, bias=False) for _ in range(3))
+        self.normalize = nn.ModuleDict({name: Normalize(width, norm) for name in KINDS[kind].normalized})
+        self.rotary = rotary
+        self.out = nn.Sequential(nn.Linear(heads * width, width), nn.Dropout(dropout)) if heads > 1 else nn.Identity()
+
+    @property
+    def couples_queries(self) -> bool:
+        """Whether the answer at one query depends on which other queries were asked."""
+        return "q" in KINDS[self.kind].normalized and self.norm in ("points", "points-detached")
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch queries width"],
+        coords: Float[Tensor, "batch queries dim"],
+        weights: Float[Tensor, "batch queries"],
+        source: Float[Tensor, "batch points width"] | None = None,
+        source_coords: Float[Tensor, "batch points dim"] | None = None,
+        source_weights: Float[Tensor, "batch points"] | None = None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """Attend from `x` to `source`, or to `x` itself where no source is given."""
+        itself = source is None
+        if source is None or source_coords is None or source_weights is None:
+            source, source_coords, source_weights = x, coords, weights
+        tensors = {
+            "q": self._project(self.q, x),
+            "k": self._project(self.k, source),
+            "v": self._project(self.v, source),
+        }
+        for name, normalize in self.normalize.items():
+            tensors[name] = normalize(tensors[name], weights if name == "q" else source_weights)
+        if self.rotary is not None:
+            tables = self.rotary.tables(coords)
+            tensors["q"] = self.rotary(tensors["q"], tables)
+            tensors["k"] = self.rotary(tensors["k"], tables if itself else self.rotary.tables(source_coords))
+        mixed = KINDS[self.kind].product(tensors["q"], tensors["k"], tensors["v"], source_weights)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _project(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return once_per_grid(layer, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    @torch.no_grad()
+    def initialize(self, names: tuple[str, ...]) -> None:
+        """Make the named projections small and diagonal-dominant: (orthogonal + identity) / width for each head."""
+        for name in names:
+            projection: nn.Linear = getattr(self, name)
+            for block in projection.weight.chunk(self.heads):
+                diagonal_dominant_(block)
+
+
+@torch.no_grad()
+def diagonal_dominant_(matrix: Float[Tensor, "width width"]) -> None:
+    """Fill with (a random orthogonal matrix + the identity) / width, the paper's start for deep linear attention."""
+    width = matrix.shape[0]
+    nn.init.orthogonal_(matrix, gain=1 / width)
+    matrix += torch.eye(width, dtype=matrix.dtype, device=matrix.device) / width

@@ -1,0 +1,82 @@
+"""Point-wise networks: a plain chain of linear layers, the same with a context, and the gated GELU of the paper."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Activation = Literal["gelu", "relu"]
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them, whose first layer may also see a context.
+
+    The context's share of the first layer does not change while a rollout marches, so it can be computed once
+    (`drive`) and given to each call.
+    """
+
+    layers: Sequence[nn.Linear]
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        activation: Activation = "gelu",
+        context: int = 0,
+        bias: bool = False,
+        last_bias: bool = False,
+        dropout: float = 0.0,
+    ):
+        """Build the chain.
+
+        Args:
+            widths: input, hidden and output widths.
+            activation: between the layers, not after the last.
+            context: channels appended to the input.
+            bias: in all layers but the last.
+            last_bias: in the last layer.
+            dropout: after each activation and after the last layer.
+        """
+        super().__init__()
+        self.width, self.activation, self.context = widths[0], ACTIVATIONS[activation], context
+        inputs = [widths[0] + context, *widths[1:-1]]
+        last = len(inputs) - 1
+        self.layers = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            nn.Linear(i, o, bias=last_bias if n == last else bias)
+            for n, (i, o) in enumerate(zip(inputs, widths[1:], strict=True))
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def drive(self, context: Float[Tensor, "*batch context"] | None) -> Float[Tensor, "*batch hidden"] | None:
+        """What the context adds to the first layer's output."""
+        if context is None or not self.context:
+            return None
+        return F.linear(context, self.layers[0].weight[:, self.width :])
+
+    def forward(self, x: Float[Tensor, "*batch width"], drive: Tensor | None = None) -> Float[Tensor, "*batch out"]:
+        """Apply the chain; `drive` is what `drive(context)` gave, and is needed where there is a context."""
+        first = self.layers[0]
+        x = F.linear(x, first.weight[:, : self.width], first.bias) if self.context else first(x)
+        if drive is not None:
+            x = x + drive
+        for layer in self.layers[1:]:
+            x = layer(self.dropout(self.activation(x)))
+        return self.dropout(x)
+
+
+class GatedGELU(nn.Module):
+    """W2 (GELU(a) * b) where (a, b) = W1 x."""
+
+    def __init__(self, width: int, dropout: float = 0.0):
+        """Build it with as many hidden channels as `width`, as in every experiment of the paper."""
+        super().__init__()
+        self.gate = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Apply it to each point."""
+        a, b = self.gate(x).chunk(2, -1)
+        return self.dropout(self.out(self.dropout(F.gelu(a) * b)))

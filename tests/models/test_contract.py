@@ -1,0 +1,443 @@
+"""The eight promises of every model, asked of one tiny version of each problem family and of each variant."""
+
+import dataclasses
+import io
+import json
+import math
+import zlib
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oformer.config import from_json, to_json
+from oformer.fields import Batch, Field, Sample, Spec, collate
+from oformer.models import MODELS, OFormerConfig, OperatorModel
+from oformer.models.oformer import Decoder, Encoder, Propagator, Query
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Case(NamedTuple):
+    spec: Spec
+    config: OFormerConfig
+
+
+BURGERS = Case(
+    Spec(dim=1, in_times=1, in_channels=1, out_times=1, out_channels=1, grid=(16,), periods=(1.0,)),
+    OFormerConfig(
+        attention="fourier",
+        encoder=Encoder(width=8, depth=2, multipliers=(16.0, 4.0), append_coords=True),
+        query=Query(width=8, fourier_features=6, sigma=1.0, activation_first=True, heads=2, multiplier=4.0),
+        propagator=Propagator(depth=2, layers=2, diagonal_start=True),
+        decoder=Decoder(hidden=(6,)),
+    ),
+)
+DARCY = Case(
+    Spec(dim=2, in_times=1, in_channels=1, out_times=1, out_channels=1, grid=(4, 4)),
+    OFormerConfig(
+        encoder=Encoder(
+            width=8, depth=2, heads=2, layernorm=True, multipliers=(16.0, 4.0), lift_dropout=0.1, dropout=0.1
+        ),
+        query=Query(width=12, fourier_features=5, sigma=0.5, hidden=(10,), heads=2, multiplier=9.0),
+        decoder=Decoder(hidden=(10, 6), context=("coords",)),
+    ),
+)
+NAVIER_STOKES = Case(
+    Spec(dim=2, in_times=3, in_channels=1, out_times=4, out_channels=1, grid=(4, 4), periods=(1.0, 1.0)),
+    OFormerConfig(
+        encoder=Encoder(width=8, depth=2, layernorm=True, multipliers=(32.0, 8.0)),
+        query=Query(width=12, fourier_features=5, sigma=1.0, hidden=(10,), heads=2, multiplier=16.0),
+        propagator=Propagator(depth=1, width=16, expand_bias=True, layernorm=True, context=("coords",)),
+        decoder=Decoder(hidden=(8, 6), layernorm=True),
+    ),
+)
+ELECTRO = Case(
+    Spec(dim=2, in_times=1, in_channels=5, out_times=1, out_channels=3, query_channels=1),
+    OFormerConfig(
+        norm="layernorm",
+        encoder=Encoder(
+            width=8,
+            depth=2,
+            feedforward="relu",
+            multipliers=(20.0, 6.0),
+            coords_as_features=False,
+            lift_layers=2,
+            lift_activation="relu",
+            bottom_layers=2,
+            lift_dropout=0.1,
+        ),
+        query=Query(
+            width=8,
+            fourier_features=0,
+            hidden=(8, 8),
+            heads=2,
+            multiplier=5.0,
+            mixing=True,
+            mixing_multiplier=10.0,
+        ),
+        decoder=Decoder(
+            trunk=(8, 8), trunk_gain=0.1, hidden=(6,), activation="relu", context=("features",), heads=(1, 2)
+        ),
+    ),
+)
+MAGNETO = ELECTRO._replace(
+    config=dataclasses.replace(
+        ELECTRO.config,
+        query=dataclasses.replace(ELECTRO.config.query, width=12, hidden=(12, 12)),
+        decoder=dataclasses.replace(ELECTRO.config.decoder, trunk=(12, 12), hidden=(12,)),
+    )
+)
+AIRFOIL = Case(
+    Spec(
+        dim=2,
+        in_times=2,
+        in_channels=4,
+        out_times=3,
+        out_channels=4,
+        query_channels=1,
+        in_categories=3,
+        query_categories=3,
+    ),
+    OFormerConfig(
+        encoder=Encoder(
+            width=8,
+            depth=2,
+            layernorm=True,
+            multipliers=(20.0, 6.0),
+            coords_as_features=False,
+            lift_layers=2,
+            bottom_layers=2,
+            long_skip=True,
+        ),
+        query=Query(
+            width=8,
+            fourier_features=4,
+            sigma=1.0,
+            hidden=(8,),
+            heads=2,
+            multiplier=12.0,
+            source_dropout=0.1,
+            mixing=True,
+            mixing_multiplier=12.0,
+        ),
+        propagator=Propagator(depth=1, width=12, layers=4, layernorm=True, context=("features", "coords")),
+        decoder=Decoder(hidden=(10, 6), activation="relu", layernorm=True, context=("features",)),
+    ),
+)
+
+
+def variant(case: Case, **changes) -> Case:
+    return case._replace(config=dataclasses.replace(case.config, **changes))
+
+
+FAMILIES = {
+    "burgers": BURGERS,
+    "darcy": DARCY,
+    "navier-stokes": NAVIER_STOKES,
+    "electro": ELECTRO,
+    "magneto": MAGNETO,
+    "airfoil": AIRFOIL,
+}
+CASES = {
+    **FAMILIES,
+    "burgers, points": variant(BURGERS, norm="points"),
+    "burgers, points-detached": variant(BURGERS, norm="points-detached"),
+    "burgers, integer": variant(BURGERS, rotary="integer", rotary_modes=3),
+    "darcy, points": variant(DARCY, norm="points"),
+    "darcy, softmax": variant(DARCY, attention="softmax"),
+    "darcy, softmax, points": variant(DARCY, attention="softmax", norm="points"),
+    "airfoil, fourier": variant(AIRFOIL, attention="fourier", norm="none"),
+}
+# Written down and not asked of the models: where the answer at a query depends on the other queries.
+COUPLED = {
+    "electro",
+    "magneto",
+    "airfoil",
+    "airfoil, fourier",
+    "burgers, points",
+    "burgers, points-detached",
+    "darcy, softmax, points",
+}
+
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def build(name: str) -> OperatorModel:
+    spec, config = CASES[name]
+    return config.build(spec).eval()
+
+
+def filled(model: OperatorModel) -> OperatorModel:
+    """Numbers from a formula in place of random ones, the same in every version of torch; gains stay near one."""
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            n = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
+            waves = torch.sin(1.7 * n + 0.3 * n.sqrt() + zlib.crc32(name.encode()) % 997)
+            gain = "norm" in name and name.endswith("weight") and tensor.ndim == 1
+            tensor.copy_(1 + 0.2 * waves if gain else waves / math.sqrt(tensor.shape[-1]))
+    return model
+
+
+def random_field(spec: Spec, points: int, times: int, channels: int, categories: int, seed: int) -> Field:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(times, points, channels, generator=generator)
+    if categories:
+        values[..., -1] = torch.arange(points) % categories  # a code that does not change in time
+    weights = 0.5 + torch.rand(points, generator=generator)
+    return Field(torch.rand(points, spec.dim, generator=generator), values, weights / weights.sum())
+
+
+def samples(spec: Spec, counts: tuple[tuple[int, int], ...] = ((7, 6), (5, 8), (9, 4))) -> list[Sample]:
+    """Ragged samples, (points, queries) each; input and query points have nothing in common."""
+    result = []
+    for n, (points, queries) in enumerate(counts):
+        query = random_field(spec, queries, 1, spec.query_channels, spec.query_categories, 100 + n)
+        if spec.query_channels and not spec.query_categories:
+            query = dataclasses.replace(query, values=(query.values > 0).double())  # a flag
+        result.append(
+            Sample(
+                input=random_field(spec, points, spec.in_times, spec.in_channels, spec.in_categories, n),
+                query=query,
+                target=torch.zeros(spec.out_times, queries, spec.out_channels),
+            )
+        )
+    return result
+
+
+def answer(model: OperatorModel, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return model(batch.input, batch.query)
+
+
+def reordered(field: Field, order: Tensor) -> Field:
+    return Field(field.coords[..., order, :], field.values[..., order, :], field.weights[..., order])
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_every_registered_model_is_asked():
+    assert {type(case.config).__name__ for case in CASES.values()} == set(MODELS)
+    assert all(MODELS[type(case.config).__name__] is type(case.config) for case in CASES.values())
+
+
+@each_case
+def test_1_answers_have_the_shape_of_a_ragged_batch(name):
+    model, batch = build(name), collate(samples(CASES[name].spec))
+    spec = CASES[name].spec
+    result = answer(model, batch)
+    assert result.shape == (3, spec.out_times, 8, spec.out_channels)
+    assert torch.isfinite(result).all()
+
+
+@each_case
+def test_2_padding_changes_nothing(name):
+    model, spec = filled(build(name)), CASES[name].spec
+    each = samples(spec)
+    together = answer(model, collate(each))
+    for row, sample in zip(together, each, strict=True):
+        close(row[:, : sample.query.points], answer(model, collate([sample]))[0])
+
+
+@each_case
+def test_2_padding_may_hold_anything(name):
+    model, spec = filled(build(name)), CASES[name].spec
+    batch = collate(samples(spec))
+
+    def spoiled(field: Field, categories: int) -> Field:
+        padded = field.weights == 0
+        assert padded.any()
+        coords = torch.where(padded[..., None], 30 * torch.randn_like(field.coords), field.coords)
+        garbage = 1e3 * torch.randn_like(field.values)
+        if categories:
+            garbage[..., -1] = categories - 1
+        return Field(coords, torch.where(padded[:, None, :, None], garbage, field.values), field.weights)
+
+    spoiled_batch = dataclasses.replace(
+        batch,
+        input=spoiled(batch.input, spec.in_categories),
+        query=spoiled(batch.query, spec.query_categories),
+    )
+    exists = (batch.query.weights > 0)[:, None, :, None].expand_as(batch.target)
+    close(answer(model, spoiled_batch)[exists], answer(model, batch)[exists])
+
+
+@each_case
+def test_3_order_of_the_input_points_changes_nothing(name):
+    model = filled(build(name))
+    batch = collate(samples(CASES[name].spec))
+    order = torch.randperm(batch.input.points)
+    close(
+        answer(model, dataclasses.replace(batch, input=reordered(batch.input, order))),
+        answer(model, batch),
+    )
+
+
+@each_case
+def test_3_an_input_point_may_be_split_in_two(name):
+    model = filled(build(name))
+    batch = collate(samples(CASES[name].spec))
+    halved = batch.input.weights.clone()
+    halved[:, 0] /= 2
+    split = reordered(
+        dataclasses.replace(batch.input, weights=halved), torch.tensor([*range(batch.input.points), 0])
+    )
+    close(answer(model, dataclasses.replace(batch, input=split)), answer(model, batch))
+
+
+@each_case
+def test_4_order_of_the_queries_permutes_the_answer(name):
+    model = filled(build(name))
+    batch = collate(samples(CASES[name].spec))
+    order = torch.randperm(batch.query.points)
+    close(
+        answer(model, dataclasses.replace(batch, query=reordered(batch.query, order))),
+        answer(model, batch)[:, :, order],
+    )
+
+
+@each_case
+def test_5_other_queries_matter_only_where_the_model_says_so(name):
+    model = filled(build(name))
+    batch = collate(samples(CASES[name].spec, ((7, 8), (5, 8))))
+    part = reordered(batch.query, torch.tensor([4, 1, 6]))
+    part = dataclasses.replace(part, weights=part.weights / part.weights.sum(-1, keepdim=True))
+    whole = answer(model, batch)[:, :, [4, 1, 6]]
+    moved = (answer(model, dataclasses.replace(batch, query=part)) - whole).abs().max()
+    assert model.queries_independent == (name not in COUPLED)
+    if model.queries_independent:
+        assert moved < 1e-12
+    else:
+        assert moved > 1e-6
+
+
+@each_case
+def test_6_every_parameter_receives_a_gradient(name):
+    model = filled(build(name)).train()
+    batch = collate(samples(CASES[name].spec))
+    model(batch.input, batch.query).square().sum().backward()
+    still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
+    assert not still
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@each_case
+def test_7_saved_and_loaded_it_answers_the_same(name):
+    model, (spec, config) = build(name), CASES[name]
+    batch = collate(samples(spec))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    written = json.dumps(to_json(config))
+    file.seek(0)
+
+    torch.manual_seed(1)
+    again = from_json(MODELS[type(config).__name__], json.loads(written)).build(spec).eval()
+    assert not torch.equal(answer(again, batch), answer(model, batch))
+    again.load_state_dict(torch.load(file))
+    assert torch.equal(answer(again, batch), answer(model, batch))
+
+
+# Of `filled` weights: the mean square of the second sample's answer, then the first three numbers of its last frame.
+REFERENCE = {
+    "burgers": (0.01753501873, 0.1960898428, 0.04662833554, 0.1979339215),
+    "darcy": (0.2682456169, 0.1264104753, 0.6507526229, 0.5718852123),
+    "navier-stokes": (0.5020450549, 0.4508653385, 0.8632018945, 0.8083455739),
+    "electro": (0.3155036768, 0.5753822397, -0.4309343896, 0.6590525962),
+    "magneto": (0.2301362923, 0.4740761021, -0.4658391816, 0.4844917779),
+    "airfoil": (0.1300731665, 0.2752631059, -0.4728616901, 0.03010413442),
+    "burgers, points": (0.03243598941, 0.2142805501, 0.04785307161, 0.2450198326),
+    "burgers, points-detached": (0.03243598941, 0.2142805501, 0.04785307161, 0.2450198326),
+    "burgers, integer": (0.01628811395, 0.1699582092, 0.1082770536, -0.1024811269),
+    "darcy, points": (0.3750650889, 0.6879318146, 0.6106425206, 0.6888409992),
+    "darcy, softmax": (0.3193252243, 0.5863860715, 0.5644461446, 0.5481343836),
+    "darcy, softmax, points": (0.3191183079, 0.5862175518, 0.5642641205, 0.5480258237),
+    "airfoil, fourier": (0.1291301953, 0.2751131796, -0.4723314503, 0.02979716204),
+}
+
+
+@each_case
+def test_8_the_stored_answer_still_holds(name):
+    model = filled(build(name))
+    result = answer(model, collate(samples_by_formula(CASES[name].spec)))[1]
+    numbers = [float(result.square().mean()), *result[-1].flatten()[:3].tolist()]
+    assert numbers == pytest.approx(REFERENCE[name], rel=1e-6, abs=1e-6)
+
+
+def samples_by_formula(spec: Spec) -> list[Sample]:
+    """Two samples of smooth numbers, without any generator."""
+
+    def wave(*shape: int) -> Tensor:
+        n = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+        return 0.5 + 0.5 * torch.sin(2.3 * n + 0.1 * n.sqrt())
+
+    result = []
+    for points, queries in ((6, 4), (5, 7)):
+        values, flags = wave(spec.in_times, points, spec.in_channels), wave(1, queries, spec.query_channels)
+        if spec.in_categories:
+            values[..., -1] = torch.arange(points) % spec.in_categories
+        if spec.query_channels:
+            flags[..., -1] = torch.arange(queries) % max(spec.query_categories, 2)
+        query = Field.of(wave(queries, spec.dim), flags)
+        result.append(
+            Sample(
+                input=Field.of(wave(points, spec.dim).flip(0), values),
+                query=query,
+                target=torch.zeros(spec.out_times, queries, spec.out_channels),
+            )
+        )
+    return result
+
+
+@each_case
+def test_a_grid_shared_by_the_batch_answers_as_copies_of_it_do(name):
+    model, spec = filled(build(name)), CASES[name].spec
+    first, *others = samples(spec, ((7, 6),) * 3)
+    same_points = [
+        Sample(
+            input=dataclasses.replace(s.input, coords=first.input.coords, weights=first.input.weights),
+            query=first.query,
+            target=s.target,
+        )
+        for s in (first, *others)
+    ]
+    shared = collate(same_points)
+    assert shared.query.coords.stride(0) == 0  # expanded, so that models compute on it once
+    copied = dataclasses.replace(
+        shared,
+        input=Field(*(t.clone() for t in (shared.input.coords, shared.input.values, shared.input.weights))),
+        query=Field(*(t.clone() for t in (shared.query.coords, shared.query.values, shared.query.weights))),
+    )
+    assert copied.query.coords.stride(0) != 0
+    close(answer(model, shared), answer(model, copied))
+    gradients = []
+    for batch in (shared, copied):
+        model.zero_grad()
+        model(batch.input, batch.query).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    size = max(float(gradient.abs().max()) for gradient in gradients[0])
+    for one, other in zip(*gradients, strict=True):
+        assert (one - other).abs().max() < 1e-10 * size
+
+
+@each_case
+def test_parts_share_out_all_parameters(name):
+    model = build(name)
+    parts = model.parts()
+    assert set(parts) == {"encoder", "decoder"}
+    together = [p for part in parts.values() for p in part]
+    assert len({id(p) for p in together}) == len(together)
+    assert {id(p) for p in together} == {id(p) for p in model.parameters()}
+    assert all(isinstance(p, nn.Parameter) for p in together)
+
+
+@each_case
+def test_the_encoder_is_the_part_before_the_latents(name):
+    """What `encode` depends on, measured by its gradient, is what the part of that name holds."""
+    model = filled(build(name))
+    batch = collate(samples(CASES[name].spec))
+    model.encode(batch.input).square().sum().backward()
+    reached = {id(p) for p in model.parameters() if p.grad is not None}
+    assert reached == {id(p) for p in model.parts()["encoder"]}
