@@ -1,0 +1,430 @@
+"""The command line: one verb per job. Nothing heavy is imported until a verb needs it."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+import tyro
+
+from oformer.errors import InputError, SolverDiverged, TrainingDiverged, unknown_name
+
+if TYPE_CHECKING:
+    from oformer.data.dataset import PointDataset
+    from oformer.training.recipe import Recipe
+
+Device = Literal["auto", "cpu", "cuda"]
+Name = tyro.conf.Positional[str]
+
+
+@dataclass
+class List:
+    """Show the named recipes, or everything about one of them and how to change it."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """A recipe."""
+
+    def run(self, rest: list[str]) -> int:
+        """Print the table, or one recipe's settings."""
+        from oformer.recipes import RECIPES, recipe_named
+
+        if self.name is not None:
+            _override(recipe_named(self.name), [*rest, "--help"])
+        rows = [
+            (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
+            for n, r in RECIPES.items()
+        ]
+        _table(("recipe", "parameters", "training", "generator", "paper"), rows)
+        return 0
+
+
+@dataclass
+class Generate:
+    """Make the dataset of a recipe or a problem. Interrupt it at any time: the same command goes on."""
+
+    name: Name
+    """A recipe (burgers-2048) or a problem (burgers)."""
+    count: int | None = None
+    """Samples in all; by default those of the recipe, or 1000."""
+    seed: int | None = None
+    """Of the dataset; by default that of the recipe, or 0."""
+    out: Path | None = None
+    """The dataset's folder; by default one under datasets/."""
+    device: Device = "auto"
+    shard: str = "0/1"
+    """i/n makes the i-th of n shares (from 0), for several processes or machines on one disk."""
+    batch: int | None = None
+    """Samples solved at once."""
+    storage: Literal["float32", "float16"] | None = None
+    """How values are kept; the cost of float16 is measured and written in the card."""
+
+    def run(self, rest: list[str]) -> int:
+        """Make the dataset."""
+        from oformer.data.generate import estimate, generate
+        from oformer.problems import PROBLEMS
+        from oformer.recipes import RECIPES
+        from oformer.training.datasets import dataset_folder
+
+        recipe = None
+        if self.name in RECIPES:
+            recipe = RECIPES[self.name]
+            problem = recipe.problem
+            if problem is None:
+                raise InputError(f"a generator for `{self.name}`", "none in this version", "Use a dataset of your own")
+        elif self.name in PROBLEMS:
+            problem = tyro.cli(PROBLEMS[self.name], args=rest, prog=f"oformer generate {self.name}")
+            rest = []
+        else:
+            raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS])
+        _no_more(rest)
+        data = recipe.data if recipe else None
+        train, test = (data.train, data.test) if data and self.count is None else (None, None)
+        count = self.count or (data.train + data.test if data else 1000)
+        seed = self.seed if self.seed is not None else data.seed if data else 0
+        storage = self.storage or (data.storage if data else "float32")
+        folder = self.out or dataset_folder(problem, count, seed, Path("datasets"))
+        _say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
+        store = generate(
+            problem, count, seed=seed, folder=folder, n_train=train, n_test=test, device=_device(self.device),
+            batch=self.batch, shard=_shard(self.shard), storage=storage,
+        )  # fmt: skip
+        if store is None:
+            _say(f"This share of {folder} is made; the others are still missing.")
+        else:
+            _say(f"{folder} is complete. Look at it: oformer inspect {folder}")
+        return 0
+
+
+@dataclass
+class Train:
+    """Train a recipe. What is missing is made first; what was stopped goes on.
+
+    Change any setting: oformer train burgers-2048 --model.encoder.width 128 (oformer list burgers-2048 shows them all).
+    """
+
+    name: Name
+    """A recipe."""
+    out: Path | None = None
+    """The run's folder; by default outputs/NAME."""
+    data: Path | None = None
+    """A dataset of your own instead of the recipe's."""
+    datasets: Path = Path("datasets")
+    """Where generated datasets are kept."""
+    device: Device = "auto"
+    max_minutes: float | None = None
+    """Stop cleanly after so long; the same command goes on."""
+    quiet: bool = False
+
+    def run(self, rest: list[str]) -> int:
+        """Train, then report."""
+        from oformer.recipes import recipe_named
+        from oformer.report import write_report
+        from oformer.training.datasets import open_data
+        from oformer.training.loop import train
+
+        recipe = _override(recipe_named(self.name), rest)
+        device, out = _device(self.device), self.out or Path("outputs") / self.name
+        data = open_data(recipe, self.datasets, own=self.data, device=device, say=_say)
+        splits = data.split("train"), data.split("test")
+        outcome = train(recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet)
+        write_report(out, splits[1])
+        if not outcome.finished:
+            command = " ".join(["oformer", *sys.argv[1:]])
+            _say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
+            return 0 if outcome.reason == "time" else 130
+        error = f", test error {outcome.scores.error:.3%}" if outcome.scores else ""
+        _say(
+            f"Finished {outcome.step:,} steps{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz"
+        )
+        return 0
+
+
+@dataclass
+class Evaluate:
+    """Measure a trained operator on the test split, at its own and at other resolutions."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder or a checkpoint."""
+    data: Path | None = None
+    """Another dataset than that of its recipe."""
+    datasets: Path = Path("datasets")
+    split: str = "test"
+    batch: int = 16
+    device: Device = "auto"
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self, rest: list[str]) -> int:
+        """Measure and print."""
+        from oformer.analysis import resolution_sweep
+        from oformer.checkpoint import load_checkpoint
+        from oformer.predict import find_checkpoint
+        from oformer.training.evaluate import evaluate
+
+        _no_more(rest)
+        device = _device(self.device)
+        checkpoint = load_checkpoint(find_checkpoint(self.run_folder), device)
+        recipe = _recipe_of(checkpoint.recipe)
+        data = _data_of(recipe, self.data, self.datasets, device)
+        split = data.split(self.split)
+        scores = evaluate(checkpoint.operator, split, self.batch)
+        sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
+        if self.json:
+            rows = [dataclasses.asdict(row) for row in sweep]
+            print(json.dumps({**dataclasses.asdict(scores), "sweep": rows}, indent=2))
+            return 0
+        _table(
+            ("relative L2 error", f"{self.split} split, {scores.count} samples"),
+            [
+                ("mean", f"{scores.error:.4%}"),
+                ("median", f"{scores.median:.4%}"),
+                ("worst", f"{scores.worst:.4%} (sample {scores.worst_sample})"),
+                ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
+            ],
+        )
+        _table(
+            ("looked at with", "input points", "error"),
+            [(r.label, str(r.points), f"{r.error:.4%}") for r in sweep],
+        )
+        return 0
+
+
+@dataclass
+class Predict:
+    """Predict from a file of your own.
+
+    The input is a .npz with `coords` (points, dim) and `values` (points, channels), (points,) or (times, points,
+    channels), in physical units; optional `weights` (points,).
+    """
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder or a checkpoint."""
+    input: tyro.conf.Positional[Path]
+    """The .npz file."""
+    queries: Path | None = None
+    """A .npy of query points (queries, dim), or a .npz with `coords` and, where the model wants it, `values`."""
+    resolution: int | None = None
+    """Or so many points per axis over the box of the input (the period of a periodic problem)."""
+    times: int | None = None
+    out: Path = Path("prediction.npz")
+    plot: Path | None = None
+    """Also draw it (1-D)."""
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Predict and write the file."""
+        import numpy as np
+
+        from oformer.files import save_npz
+        from oformer.predict import Predictor, read_field
+
+        _no_more(rest)
+        predictor = Predictor(self.run_folder, None if self.device == "auto" else _device(self.device))
+        field = read_field(self.input)
+        query = None
+        if self.queries is not None:
+            query = read_field(self.queries, values_needed=False)
+        elif self.resolution is not None:
+            query = predictor.grid(field, self.resolution)
+        answer = predictor(field, query, self.times)
+        save_npz(self.out, coords=np.asarray(answer.coords), values=np.asarray(answer.values))
+        _say(f"Wrote {answer.values.shape[0]} frame(s) at {answer.points} points to {self.out}.")
+        if self.plot is not None:
+            from oformer.report import draw_prediction
+
+            draw_prediction(predictor, field, answer, self.plot)
+            _say(f"Drew {self.plot}")
+        return 0
+
+
+@dataclass
+class Plot:
+    """Draw a run: its curves, its predictions, its errors by resolution."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    out: Path | None = None
+    """The folder for the pictures; by default RUN/plots."""
+    data: Path | None = None
+    datasets: Path = Path("datasets")
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Draw and write the pictures."""
+        from oformer.plots.style import save_figure
+        from oformer.report import pictures
+
+        _no_more(rest)
+        recipe = _recipe_of_run(self.run_folder)
+        data = _data_of(recipe, self.data, self.datasets, _device(self.device))
+        folder = self.out or self.run_folder / "plots"
+        for name, figure in pictures(self.run_folder, data.split("test")).items():
+            save_figure(folder / f"{name}.png", figure)
+            _say(f"Drew {folder / name}.png")
+        return 0
+
+
+@dataclass
+class Inspect:
+    """Say what a file or folder is: a dataset, a run, a checkpoint, or arrays."""
+
+    file: tyro.conf.Positional[Path]
+    verify: bool = False
+    """Also recompute the checksums of a dataset."""
+
+    def run(self, rest: list[str]) -> int:
+        """Look and print."""
+        from oformer.inspection import describe
+
+        _no_more(rest)
+        print(describe(self.file, verify=self.verify))
+        return 0
+
+
+@dataclass
+class Demo:
+    """Generate, train, evaluate and draw a small operator: a few minutes on two cores."""
+
+    out: Path = Path("outputs/demo")
+    """Where data, run and report go."""
+    minutes: float = 4.0
+    """The most that training may take."""
+    fresh: bool = False
+    """Begin again instead of going on with what is there."""
+
+    def run(self, rest: list[str]) -> int:
+        """Run the demo."""
+        from oformer.demo import demo
+        from oformer.recipes import recipe_named
+
+        recipe = _override(recipe_named("burgers-demo"), rest)
+        return demo(recipe, self.out, minutes=self.minutes, fresh=self.fresh)
+
+
+COMMANDS = {
+    "list": List, "generate": Generate, "train": Train, "evaluate": Evaluate, "predict": Predict, "plot": Plot,
+    "inspect": Inspect, "demo": Demo,
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; a user's mistake prints one sentence and returns 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    traceback = "--traceback" in arguments
+    arguments = [a for a in arguments if a != "--traceback"]
+    if "--version" in arguments:
+        from oformer import __version__
+
+        print(f"oformer {__version__}")
+        return 0
+    members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items()]
+    union: Any = Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
+    try:
+        command, rest = tyro.cli(
+            union,
+            prog="oformer",
+            description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
+            "Start with: oformer demo",
+            args=arguments,
+            return_unknown_args=True,
+        )
+        return command.run(rest)
+    except (InputError, SolverDiverged, TrainingDiverged, ImportError) as error:
+        if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
+            raise
+        print(f"oformer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("oformer: interrupted; what was finished is saved, and the same command goes on.", file=sys.stderr)
+        return 130
+
+
+def _is_extra(error: ImportError) -> bool:
+    """Whether what is missing is a package that one installs, and not a mistake of ours."""
+    return error.name is not None and not error.name.startswith("oformer")
+
+
+def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
+    """The recipe with the settings changed that the command line names."""
+    from oformer.training.recipe import Recipe
+
+    if not rest:
+        return recipe
+    return tyro.cli(
+        Recipe,
+        default=recipe,
+        args=rest,
+        prog=f"oformer train {recipe.name}",
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
+        description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value:",
+    )
+
+
+def _no_more(rest: list[str]) -> None:
+    if rest:
+        raise InputError("known options", " ".join(rest), "See --help")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, header_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    # A pipe has no width of its own; folding columns there would lose what a script wants to read.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _size(recipe: "Recipe") -> int:
+    return sum(p.numel() for p in recipe.model.build(recipe.data_spec()).parameters())
+
+
+def _device(choice: Device) -> str:
+    import torch
+
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "a GPU that torch can use for --device cuda",
+            "none",
+            "Use --device cpu, or install torch with CUDA",
+        )
+    if choice == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return choice
+
+
+def _shard(text: str) -> tuple[int, int]:
+    try:
+        i, n = (int(part) for part in text.split("/"))
+    except ValueError:
+        raise InputError("a shard i/n such as 0/4", text) from None
+    return i, n
+
+
+def _recipe_of(content: dict[str, Any] | None) -> "Recipe":
+    from oformer.config import from_json
+    from oformer.training.recipe import Recipe
+
+    if content is None:
+        raise InputError("a checkpoint that knows its recipe", "one without", "Give its data with --data")
+    return from_json(Recipe, content, "recipe")
+
+
+def _recipe_of_run(run: Path) -> "Recipe":
+    from oformer.files import read_json
+
+    return _recipe_of(read_json(run / "recipe.json"))
+
+
+def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":
+    from oformer.training.datasets import open_data
+
+    return open_data(recipe, root, own=own, device=device, say=_say)

@@ -1,0 +1,216 @@
+"""A person's own arrays as samples: every form they may come in, and one sentence for every mistake."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oformer.errors import InputError
+from oformer.fields import Field, Sample, uniform_weights
+
+Arrays = np.ndarray | Tensor | Sequence[Any]  # an array for all samples, or a list with one for each
+
+_RAGGED = "Where samples differ in their number of points, give a list with one array of numbers for each"
+
+
+def samples_of(
+    coords: Arrays,
+    inputs: Arrays,
+    targets: Arrays,
+    query_coords: Arrays | None = None,
+    query_values: Arrays | None = None,
+    weights: Arrays | None = None,
+    query_weights: Arrays | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> list[Sample]:
+    """Samples in float32 from arrays, lists or tensors; `PointDataset.from_arrays` says in which forms."""
+    values, answers = _functions("inputs", inputs), _functions("targets", targets)
+    count = len(values)
+    _same_count("targets", len(answers), count)
+    points = _point_sets("coords", coords, count)
+    queries = points if query_coords is None else _point_sets("query_coords", query_coords, count)
+    features = None if query_values is None else _functions("query_values", query_values)
+    if features is not None:
+        _same_count("query_values", len(features), count)
+    in_weights = _weights("weights", weights, points)
+    if query_weights is None and query_coords is None:
+        out_weights = in_weights
+    else:
+        out_weights = _weights("query_weights", query_weights, queries)
+    numbers = {name: _parameter(name, value, count) for name, value in (parameters or {}).items()}
+    nothing = {id(q): q.new_zeros((1, len(q), 0)) for q in queries}
+    samples = []
+    for i in range(count):
+        known = nothing[id(queries[i])] if features is None else features[i]
+        _fits("inputs", values[i], points[i], i)
+        _fits("targets", answers[i], queries[i], i)
+        _fits("query_values", known, queries[i], i)
+        sample = Sample(
+            input=Field(points[i], values[i], in_weights[i]),
+            query=Field(queries[i], known, out_weights[i]),
+            target=answers[i],
+            parameters={name: value[i] for name, value in numbers.items()},
+        )
+        samples.append(sample)
+    return samples
+
+
+def _numbers(name: str, array: Any) -> Tensor:
+    """Real numbers as a float32 tensor of our own."""
+    if isinstance(array, Tensor):
+        if array.is_complex():
+            raise InputError(f"real numbers in {name}", "complex ones", "Give real and imaginary part as two channels")
+        return array.detach().to("cpu", torch.float32, copy=True)
+    try:
+        array = np.asarray(array)
+    except ValueError as error:
+        raise InputError(f"one array in {name}", f"rows of differing length ({error})", _RAGGED) from error
+    if array.dtype.kind not in "fiub":
+        kind = "an array of objects" if array.dtype.kind == "O" else f"an array of {array.dtype}"
+        raise InputError(f"real numbers in {name}", kind, _RAGGED)
+    with np.errstate(over="ignore"):  # what does not fit is infinite, and refused with the rest
+        return torch.from_numpy(np.array(array, dtype=np.float32))
+
+
+def _functions(name: str, arrays: Arrays) -> list[Float[Tensor, "times points channels"]]:
+    """Values at points, one tensor per sample."""
+    if isinstance(arrays, (list, tuple)):
+        functions = []
+        for i, item in enumerate(arrays):
+            values = _numbers(f"sample {i} of `{name}`", item)
+            if values.ndim not in (1, 2, 3):
+                raise InputError(
+                    f"sample {i} of `{name}` of shape (points,), (points, channels) or (times, points, channels)",
+                    str(tuple(values.shape)),
+                )
+            functions.append(_with_axes(values))
+    else:
+        values = _numbers(f"`{name}`", arrays)
+        if values.ndim not in (2, 3, 4):
+            raise InputError(
+                f"`{name}` of shape (samples, points), (samples, points, channels) or "
+                "(samples, times, points, channels)",
+                str(tuple(values.shape)),
+                "Put all points of a grid on one axis, row by row" if values.ndim > 4 else "Add the axis of samples",
+            )
+        functions = [_with_axes(row) for row in values]
+    if not functions:
+        raise InputError(f"at least one sample in `{name}`", "none")
+    return functions
+
+
+def _with_axes(values: Tensor) -> Tensor:
+    if values.ndim == 1:
+        values = values[:, None]
+    return values[None] if values.ndim == 2 else values
+
+
+def _all_scalars(arrays: Arrays) -> bool:
+    """Whether a list is one array written as a list."""
+    return all(not isinstance(item, (list, tuple)) and np.ndim(item) == 0 for item in arrays)
+
+
+def _point_sets(name: str, arrays: Arrays, count: int) -> list[Float[Tensor, "points dim"]]:
+    """Coordinates, one tensor per sample; what all samples share is one tensor in all of them."""
+    if isinstance(arrays, (list, tuple)) and not _all_scalars(arrays):
+        _same_count(name, len(arrays), count)
+        sets = [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
+    else:
+        points = _numbers(f"`{name}`", arrays)
+        if points.ndim == 3:
+            _same_count(name, len(points), count)
+            sets = list(points.unbind(0))
+        elif points.ndim in (1, 2):
+            return [_checked_points(f"`{name}`", points)] * count
+        else:
+            raise InputError(
+                f"`{name}` of shape (points, dim), (samples, points, dim), or a list",
+                str(tuple(points.shape)),
+            )
+    return [_checked_points(f"sample {i} of `{name}`", points) for i, points in enumerate(sets)]
+
+
+def _checked_points(name: str, points: Tensor) -> Tensor:
+    if points.ndim == 1:
+        points = points[:, None]
+    if points.ndim != 2 or points.shape[1] not in (1, 2, 3):
+        raise InputError(
+            f"{name} of shape (points, dim) with dim 1, 2 or 3",
+            str(tuple(points.shape)),
+            "On a line, points that differ from sample to sample have shape (samples, points, 1)",
+        )
+    if len(points) == 0:
+        raise InputError(f"at least one point in {name}", "an empty point set", "Remove the sample")
+    return points
+
+
+def _weights(name: str, arrays: Arrays | None, points: list[Tensor]) -> list[Float[Tensor, "points"]]:
+    """Weights that sum to one, one tensor per sample; shared like the points."""
+    if arrays is None:
+        equal = {id(p): uniform_weights(p) for p in points}
+        return [equal[id(p)] for p in points]
+    if isinstance(arrays, (list, tuple)) and not _all_scalars(arrays):
+        sets = [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
+    else:
+        array = _numbers(f"`{name}`", arrays)
+        if array.ndim not in (1, 2):
+            raise InputError(f"`{name}` of shape (points,), (samples, points), or a list", str(tuple(array.shape)))
+        sets = list(array.unbind(0)) if array.ndim == 2 else [array] * len(points)
+    _same_count(name, len(sets), len(points))
+    scaled: dict[int, Tensor] = {}
+    for i, (weights, place) in enumerate(zip(sets, points, strict=True)):
+        if weights.shape != place.shape[:1]:
+            raise InputError(
+                f"{len(place)} numbers in sample {i} of `{name}`, one per point", str(tuple(weights.shape))
+            )
+        if id(weights) not in scaled:
+            total = weights.sum()
+            if not (bool(torch.isfinite(total)) and bool((weights >= 0).all()) and bool(total > 0)):
+                raise InputError(f"finite weights, none negative and not all zero, in sample {i} of `{name}`", "others")
+            scaled[id(weights)] = weights / total
+    return [scaled[id(weights)] for weights in sets]
+
+
+def _parameter(name: str, value: Any, count: int) -> Float[Tensor, "samples"]:
+    numbers = _numbers(f"parameter `{name}`", value)
+    if numbers.ndim == 0:
+        numbers = numbers.expand(count)
+    if numbers.ndim != 1:
+        raise InputError(f"parameter `{name}` of shape (samples,)", str(tuple(numbers.shape)))
+    _same_count(f"parameters[{name!r}]", len(numbers), count)
+    bad = (~torch.isfinite(numbers)).nonzero()
+    if len(bad):
+        raise InputError(f"a finite parameter `{name}` in sample {int(bad[0])}", str(float(numbers[bad[0]])))
+    return numbers
+
+
+def _same_count(name: str, got: int, count: int) -> None:
+    if got != count:
+        raise InputError(
+            f"as many samples in `{name}` as in `inputs` ({count})",
+            str(got),
+            f"Sample {min(got, count)} is the first that only one of them has",
+        )
+
+
+def _fits(name: str, values: Tensor, points: Tensor, i: int) -> None:
+    if values.shape[1] != len(points):
+        where = "query points" if name != "inputs" else "points"
+        hint = "Values have shape (points, channels) or (times, points, channels) per sample"
+        if values.shape[0] == 1 and values.shape[2] == len(points):
+            hint = "It looks as if points came last: give (times, points, channels) per sample"
+        shape = f"{values.shape[1]} (times, points, channels = {tuple(values.shape)})"
+        raise InputError(f"values at the {len(points)} {where} of sample {i} in `{name}`", shape, hint)
+
+
+def check_codes(where: str, values: Tensor, categories: int) -> None:
+    """Refuse a last channel that is not a code below `categories`; zero means that it is none."""
+    if categories:
+        if values.shape[-1] == 0:
+            raise InputError(f"a last channel with codes in {where}", "no channel")
+        codes = values[..., -1]
+        if not bool(((codes == codes.round()) & (codes >= 0) & (codes < categories)).all()):
+            raise InputError(f"codes 0 to {categories - 1} in the last channel of {where}", "other numbers")

@@ -1,0 +1,267 @@
+"""Problem, count and seed to a dataset on disk: parallel, and resumable at any moment.
+
+All randomness comes from (seed, index), a batch never crosses the border of a part, and parts are written
+whole. So a run may be killed and repeated, and several processes may each make a share of the parts: the
+bytes are the same. They are the same for another `batch` too, as far as the solver gives the same numbers in
+another batch.
+"""
+
+import contextlib
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from oformer import config, files
+from oformer.data.layout import Storage
+from oformer.data.manifest import Splits
+from oformer.data.store import ABANDONED, Store, Writer, part_path
+from oformer.errors import InputError, SolverDiverged
+from oformer.fields import Sample
+from oformer.problems.base import Problem
+
+ATTEMPTS = 5  # redraws of a sample whose solver diverged
+STRIDE = 2**32  # attempt k of sample i is drawn as sample i + k * STRIDE, which no dataset reaches
+
+Progress = Callable[[int, int], None]  # called with (done, total) samples
+
+
+def generate(
+    problem: Problem,
+    count: int,
+    *,
+    seed: int,
+    folder: Path | str,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    splits: Splits | None = None,
+    device: torch.device | str = "cpu",
+    batch: int | None = None,
+    part_size: int = 64,
+    shard: tuple[int, int] = (0, 1),
+    storage: Storage = "float32",
+    progress: Progress | None = None,
+) -> Store | None:
+    """Make a dataset, or the rest of it.
+
+    Args:
+        problem: what to draw and solve.
+        count: samples in all.
+        seed: of the dataset.
+        folder: new, empty, or begun before with the same settings.
+        n_train: the first so many samples are the training split.
+        n_test: the last so many are the test split; by default what is left, and a tenth if neither is given.
+        splits: instead of both, [first, end) by name.
+        device: where to solve.
+        batch: samples solved at once; by default a whole part.
+        part_size: samples per file, and the most that an interruption costs.
+        shard: (i, n) makes the parts i, i + n, i + 2n...; whoever makes the last one completes the dataset.
+        storage: how values are kept.
+        progress: called with the samples done and wanted of this shard; by default a bar, or lines in a log.
+
+    Returns:
+        The dataset, or None while other shards are still at work.
+    """
+    _check_request(count, seed, batch, shard)
+    folder = Path(folder)
+    writer = Store.create(
+        folder,
+        spec=problem.spec,
+        card=problem.card,
+        count=count,
+        splits=_splits(count, n_train, n_test) if splits is None else splits,
+        part_size=part_size,
+        storage=storage,
+        problem=config.to_json(problem),
+        seed=seed,
+    )
+    for place in (folder, folder / "parts"):
+        files.remove_leftovers(place, older_than=ABANDONED)
+    missing = writer.missing()
+    if not missing and writer.ready and writer.manifest.complete:
+        return Store.open(folder)
+    mine = range(shard[0], writer.parts, shard[1])
+    todo = [part for part in mine if part in set(missing)]
+    total = sum(len(writer.indices(part)) for part in mine)
+    left = sum(len(writer.indices(part)) for part in todo)
+    if problem.spec.grid is not None:
+        _check_space(folder, estimate(problem, left, storage) if left else 0)
+    with torch.no_grad(), _reported(progress, total - left, total) as report:
+        if todo[:1] != [0] and not writer.ready:
+            writer.share(_solve(problem, [0], seed, device)[0][0])
+        for k, part in enumerate(todo):
+            _make(writer, problem, part, seed, device, batch or part_size, report)
+            if k == 0 and problem.spec.grid is None:
+                size = part_path(folder, part).stat().st_size
+                _check_space(folder, size * (len(todo) - 1))
+    return writer.finalize() if not writer.missing() else None
+
+
+def estimate(problem: Problem, count: int, storage: Storage = "float32") -> int:
+    """Bytes that a dataset will take on disk.
+
+    On a grid the spec says it all; on scattered points one sample is solved to see how many there are.
+    """
+    spec = problem.spec
+    values = spec.in_times * spec.in_channels, spec.out_times * spec.out_channels
+    width = 4 if storage == "float32" else 2
+    overhead = 8192 + 30 * count  # JSON, offsets, and a header for each part of 64
+    if spec.grid is not None:
+        points = math.prod(spec.grid)
+        once = points * (4 * (spec.dim + 1) + width * spec.query_channels)
+        return once + count * points * sum(values) * width + overhead
+    with torch.no_grad():
+        sample = _solve(problem, [0], 0, "cpu")[0][0]
+    points, queries = sample.input.points, sample.query.points
+    one = (points * values[0] + queries * (values[1] + spec.query_channels)) * width
+    one += points * 4 * (spec.dim + 1)
+    if not torch.equal(sample.input.coords, sample.query.coords):
+        one += queries * 4 * (spec.dim + 1)
+    one += sum(4 * block.numel() for block in sample.cells or ())
+    return count * one + overhead
+
+
+def _check_request(count: int, seed: int, batch: int | None, shard: tuple[int, int]) -> None:
+    if not 0 < count < STRIDE:
+        raise InputError(f"a `count` of samples between 1 and {STRIDE - 1}", str(count))
+    if seed < 0:
+        raise InputError("a `seed` of zero or more", str(seed))
+    if batch is not None and batch < 1:
+        raise InputError("a `batch` of at least one sample", str(batch))
+    if not 0 <= shard[0] < shard[1]:
+        raise InputError("a `shard` (i, n) with 0 <= i < n", str(shard))
+
+
+def _splits(count: int, n_train: int | None, n_test: int | None) -> Splits:
+    if n_test is None:
+        n_test = count - n_train if n_train is not None else min(max(count // 10, 1), count - 1)
+    if n_train is None:
+        n_train = count - n_test
+    if min(n_train, n_test) < 0 or n_train + n_test > count:
+        raise InputError(f"training and test samples within the {count}", f"{n_train} and {n_test}")
+    splits = {"train": (0, n_train), "test": (count - n_test, count)}
+    return {name: (first, end) for name, (first, end) in splits.items() if end > first}
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"{needed / 1e9:.2f} GB of disk space for {folder}",
+            f"{free / 1e9:.2f} GB free",
+            "Free some, choose another folder, fewer samples or `storage=float16`",
+        )
+
+
+def _make(
+    writer: Writer,
+    problem: Problem,
+    part: int,
+    seed: int,
+    device: torch.device | str,
+    batch: int,
+    report: Callable[[int], None],
+) -> None:
+    samples, redrawn = [], []
+    indices = writer.indices(part)
+    for first in range(0, len(indices), batch):
+        solved, again = _solve(problem, indices[first : first + batch], seed, device)
+        samples += solved
+        redrawn += again
+        if len(samples) < len(indices):
+            report(len(solved))
+    writer.write(part, samples, redrawn)
+    report(len(indices) - (len(indices) - 1) // batch * batch)
+
+
+def _solve(
+    problem: Problem, indices: Sequence[int], seed: int, device: torch.device | str
+) -> tuple[list[Sample], list[tuple[int, int]]]:
+    """Samples, and (index, attempt) of those whose first draws diverged.
+
+    A batch with a bad sample is solved again one by one: which of them are redrawn, and as what, must not
+    depend on who was in the batch.
+    """
+    try:
+        return problem.samples(indices, seed, device), []
+    except SolverDiverged:
+        solved = [_solve_one(problem, index, seed, device) for index in indices]
+    redrawn = [(i, attempt) for i, (_, attempt) in zip(indices, solved, strict=True) if attempt]
+    return [sample for sample, _ in solved], redrawn
+
+
+def _solve_one(problem: Problem, index: int, seed: int, device: torch.device | str) -> tuple[Sample, int]:
+    last: SolverDiverged | None = None
+    for attempt in range(ATTEMPTS + 1):
+        try:
+            return problem.samples([index + attempt * STRIDE], seed, device)[0], attempt
+        except SolverDiverged as error:
+            last = error
+    raise InputError(
+        "settings of the problem that its solver can solve",
+        f"{ATTEMPTS + 1} draws of sample {index} that diverged ({last})",
+        "More time steps or a coarser grid may help",
+    ) from last
+
+
+@contextlib.contextmanager
+def _reported(progress: Progress | None, done: int, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be told how many more samples are done."""
+    start, begun, state = time.monotonic(), done, {"done": done}
+
+    def rate() -> float:
+        return (state["done"] - begun) / max(time.monotonic() - start, 1e-9)
+
+    with contextlib.ExitStack() as stack:
+        show: Progress
+        if progress is not None:
+            show = progress
+        elif sys.stderr.isatty():
+            show = stack.enter_context(_bar(done, total, rate))
+        else:
+            show = _lines(rate)
+
+        def report(more: int) -> None:
+            state["done"] += more
+            show(state["done"], total)
+
+        if done < total:
+            show(done, total)
+        yield report
+
+
+@contextlib.contextmanager
+def _bar(done: int, total: int, rate: Callable[[], float]) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("Generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, completed=done, rate="")
+        yield lambda done, total: bar.update(task, completed=done, rate=f"{rate():.1f} samples/s")
+
+
+def _lines(rate: Callable[[], float], every: float = 10.0) -> Progress:
+    last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < every and done < total:
+            return
+        last = now
+        speed = rate()
+        left = f", {(total - done) / speed:.0f} s left" if speed > 0 and done < total else ""
+        print(f"Generated {done} of {total} samples, {speed:.1f} samples/s{left}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,206 @@
+"""What `dataset.json` and the README of a dataset say."""
+
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oformer import config, files
+from oformer.data.layout import Storage
+from oformer.data.statistics import Statistics
+from oformer.errors import InputError
+from oformer.fields import Card, Spec
+
+FORMAT = "oformer dataset"
+VERSION = 1
+SIDECAR = "dataset.json"
+
+Splits = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of consecutive samples."""
+
+    file: str
+    first: int
+    count: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The file of what samples have in common."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `dataset.json` says, besides the format and the problem's own settings."""
+
+    complete: bool
+    card: Card
+    seed: int | None
+    count: int
+    part_size: int
+    storage: Storage
+    spec: Spec
+    splits: Splits
+    statistics: Statistics | None = None  # of the training split
+    rounding: dict[str, float] | None = None  # largest relative L2 error of a sample by storing it in float16
+    redrawn: tuple[tuple[int, int], ...] = ()  # (sample, attempt) where the first draws did not solve
+    shared: Shared | None = None
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.part_size < 1:
+            raise InputError("at least one sample, and one per part", f"{self.count} and {self.part_size}")
+        _check_splits(self.splits, self.count)
+
+    def indices(self, part: int) -> range:
+        """The samples of a part."""
+        return range(part * self.part_size, min((part + 1) * self.part_size, self.count))
+
+    @property
+    def part_count(self) -> int:
+        """How many parts the whole dataset has."""
+        return -(-self.count // self.part_size)
+
+
+def _writer_name() -> str:
+    try:
+        return f"oformer {importlib.metadata.version('oformer')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "oformer, from a checkout"
+
+
+def write_manifest(folder: Path, manifest: Manifest, problem: dict[str, Any] | None) -> None:
+    """Write `dataset.json`; without a time or a place, so that equal datasets have equal files."""
+    content = {k: v for k, v in config.to_json(manifest).items() if k != "type"}
+    head = {"format": FORMAT, "version": VERSION, "written_by": _writer_name()}
+    files.write_json(folder / SIDECAR, {**head, "problem": problem, **content})
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any] | None]:
+    """What `dataset.json` says, and the settings of the problem."""
+    path = folder / SIDECAR
+    content = files.read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f"`format: {FORMAT}` in {path}", "something foreign", "Check the path")
+    version = content.get("version")
+    if type(version) is not int or version < 1:
+        raise InputError(f"the version of the format in {path}", repr(version), "The file is damaged or foreign")
+    if version > VERSION:
+        raise InputError(
+            f"a dataset of format version {VERSION} or older in {folder}",
+            f"version {version}, written by {content.get('written_by', 'an unknown program')}",
+            "Upgrade: `pip install --upgrade oformer`",
+        )
+    head = ("format", "version", "written_by", "problem")
+    rest = {key: value for key, value in content.items() if key not in head}
+    problem = content.get("problem")
+    if problem is not None and not isinstance(problem, dict):
+        raise InputError(f"settings of a problem or null in {path}", repr(problem)[:80], "The file is damaged")
+    return config.from_json(Manifest, rest, str(path)), problem
+
+
+def readme(manifest: Manifest, problem: dict[str, Any] | None) -> str:
+    """The dataset's card for people."""
+    card, spec, stats = manifest.card, manifest.spec, manifest.statistics
+    points = "a grid of " + "×".join(map(str, spec.grid)) if spec.grid else "scattered points"
+    roles = [
+        ("input", spec.in_times, spec.in_channels, card.inputs, stats and stats.input),
+        ("query", 1, spec.query_channels, card.queries, stats and stats.query),
+        ("target", spec.out_times, spec.out_channels, card.targets, stats and stats.target),
+    ]
+    rows = [
+        f"| {role} | {times} | {names[c] if c < len(names) else c} |"
+        + (f" {s.mean[c]:.4g} | {s.std[c]:.4g} | {s.min[c]:.4g} | {s.max[c]:.4g} |" if s else " | | | |")
+        for role, times, channels, names, s in roles
+        for c in range(channels)
+    ]
+    splits = ", ".join(f"{name}: {end - first} (from {first})" for name, (first, end) in manifest.splits.items())
+    lines = [
+        f"# {card.title}",
+        *(["", card.text] if card.text else []),
+        "",
+        f"{manifest.count} samples in {spec.dim}-D on {points}. Splits: {splits}.",
+        "",
+        "| | frames | channel | mean | std | min | max |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "Statistics are those of the training split, in physical units.",
+        "",
+        "## How it was made",
+        "",
+        f"Seed {manifest.seed}, with the settings" if problem else "From samples that were given.",
+        *(["", "```json", json.dumps(problem, indent=2), "```"] if problem else []),
+        *_remarks(manifest),
+        "",
+        "## How to read it",
+        "",
+        "With `oformer`: `PointDataset.open(folder)`. Without: each file in `parts/` is safetensors. Rows",
+        "`input.offsets[i]` to `input.offsets[i + 1]` of an `input.` array belong to sample i of a part.",
+        "Likewise with `query.offsets` for `query.` arrays and `target`; without it, the input's hold.",
+        "Values are (points, times, channels). An array that a part lacks is in `shared.safetensors`; a",
+        "`query.` array that is in neither is the `input.` array of the same name.",
+        "",
+        "`dataset.json` holds the SHA-256 of every file; `Store.open(folder).verify()` recomputes them.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _remarks(manifest: Manifest) -> list[str]:
+    lines = []
+    if manifest.rounding:
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in manifest.rounding.items())
+        lines += ["", f"Stored in float16; largest relative error of a sample by that: {errors}."]
+    if manifest.redrawn:
+        lines += [
+            "",
+            f"{len(manifest.redrawn)} samples were drawn anew, as the solver diverged at first.",
+        ]
+    return lines
+
+
+def refuse_other(folder: Path, old: tuple[Manifest, Any], new: tuple[Manifest, Any]) -> None:
+    """Refuse to mix two datasets in one folder, and say in what they differ."""
+    settings = ("seed", "count", "part_size", "storage", "spec", "splits")
+    there, asked = (
+        {"problem": problem, **{name: config.to_json(getattr(m, name)) for name in settings}}
+        for m, problem in (old, new)
+    )
+    # Through JSON, so that what was read back compares equal to what is asked (tuples are lists there).
+    differences = list(_differences(there, json.loads(json.dumps(asked))))
+    if differences:
+        raise InputError(
+            f"the settings that the dataset in {folder} was begun with",
+            "; ".join(f"{where} {b!r} instead of {a!r}" for where, a, b in differences),
+            "Use them, or another folder",
+        )
+
+
+def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+    elif a != b:
+        yield where, a, b
+
+
+def _check_splits(splits: Splits, count: int) -> None:
+    """Refuse splits that are empty, reach past the samples, or have samples in common."""
+    end = 0
+    for name, (first, last) in sorted(splits.items(), key=lambda item: item[1]):
+        if not 0 <= first < last <= count:
+            raise InputError(f"split `{name}` within the {count} samples", f"[{first}, {last})")
+        if first < end:
+            raise InputError("splits without common samples", f"`{name}` from {first}, before {end}")
+        end = last

@@ -1,0 +1,396 @@
+"""Figures of curves: solutions in one dimension, losses, and how errors change with resolution and with time.
+
+Functions take fields and arrays and return figures; they know nothing of models.
+"""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from oformer.errors import InputError
+from oformer.fields import Field, Sample
+from oformer.metrics import relative_l2
+from oformer.plots import style
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+FEW = 100  # up to so many input points are drawn one by one: the reader sees what the model saw
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One sample of a 1-D problem and what was predicted for it, in physical units."""
+
+    title: str  # "best", "median", "worst", or what makes this sample worth a look
+    sample: Sample  # without a batch axis
+    prediction: Float[Tensor, "times queries channels"]
+
+    def __post_init__(self) -> None:
+        dim = self.sample.query.coords.shape[-1]
+        if self.sample.target.ndim != 3 or dim != 1:
+            raise InputError(
+                "one sample of a 1-D problem to draw as lines",
+                f"a target of shape {tuple(self.sample.target.shape)} in {dim} dimension(s)",
+                "Take one sample of the batch; fields in more dimensions need maps",
+            )
+        if self.prediction.shape != self.sample.target.shape:
+            raise InputError(
+                f"a prediction of the target's shape {tuple(self.sample.target.shape)}",
+                str(tuple(self.prediction.shape)),
+                "Predict at the sample's own query points",
+            )
+
+
+def solutions(
+    panels: Sequence[Panel],
+    *,
+    axis: str = "x",
+    input: str = "input",
+    target: str = "truth",
+    time: int = -1,
+    channel: int = 0,
+    columns: int = 3,
+) -> "matplotlib.figure.Figure":
+    """Input, truth and prediction of several samples side by side, with the error beneath each.
+
+    All panels share their scales, so that a large error looks large. Points may come in any order; padding is
+    left out.
+
+    Args:
+        panels: what to draw, in reading order.
+        axis: the name of the coordinate.
+        input: the name of the input.
+        target: the name of what is predicted.
+        time: which frame of target and prediction; the printed error is that of this frame and channel alone.
+        channel: which channel.
+        columns: how many panels go side by side.
+    """
+    if not panels:
+        raise InputError("at least one sample to draw", "none")
+    counts = sorted(n for panel in panels if (n := int((panel.sample.input.weights > 0).sum())) <= FEW)
+    few = "" if not counts else f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    names = (f"{input} (input)", f"{input} ({few} input points)", f"{target} (truth)")
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with style.styled():
+        # A lone panel would be a letterbox at full width.
+        figure = style.new_figure(0.6 + 2.9 * rows, style.WIDTH if columns > 1 else 4.8)
+        axes: list[tuple[matplotlib.axes.Axes, matplotlib.axes.Axes]] = []
+        grid = figure.add_gridspec(2 * rows, columns, height_ratios=[2.4, 1] * rows)
+        for i, panel in enumerate(panels):
+            row, column = divmod(i, columns)
+            first = axes[0] if axes else (None, None)
+            upper = figure.add_subplot(grid[2 * row, column], sharey=first[0])
+            lower = figure.add_subplot(grid[2 * row + 1, column], sharex=upper, sharey=first[1])
+            axes.append((upper, lower))
+            _draw_solution(upper, lower, panel, names, time, channel)
+            # More numbers would touch the next panel's, and so would a longer title.
+            style.round_ticks(upper, 3 if columns > 1 else 6)
+            upper.set_title(panel.title, size=min(10.5, 205 * 3 / columns / max(len(panel.title), 1)))
+            upper.tick_params(labelbottom=False, labelleft=column == 0)
+            lower.tick_params(labelleft=column == 0)
+            if column == 0:
+                upper.set_ylabel(target)
+                lower.set_ylabel("error")
+            if i + columns >= len(panels):
+                lower.set_xlabel(axis)
+        largest = max(abs(limit) for _, lower in axes for limit in lower.dataLim.intervaly)
+        # Room above for the printed number; a perfect prediction has a scale too.
+        axes[0][1].set_ylim(-1.15 * (largest or 1.0), 1.6 * (largest or 1.0))
+        # Every kind of line once, whichever panel has it.
+        lines = {str(line.get_label()): line for upper, _ in axes for line in upper.get_lines()}
+        order = [name for name in (*names, "prediction") if name in lines]
+        style.legend_above(figure, {name: lines[name] for name in order})
+        figure.align_ylabels()
+    return figure
+
+
+def _draw_solution(
+    upper: "matplotlib.axes.Axes",
+    lower: "matplotlib.axes.Axes",
+    panel: Panel,
+    names: tuple[str, str, str],
+    time: int,
+    channel: int,
+) -> None:
+    sample = panel.sample
+    known, exists = sample.input, sample.query.weights > 0
+    truth, prediction = sample.target[time, :, channel], panel.prediction[time, :, channel]
+    # The answer follows the last known frame.
+    given = _sorted(known.coords[known.weights > 0, 0], known.values[-1, known.weights > 0, 0])
+    x, expected = _sorted(sample.query.coords[exists, 0], truth[exists])
+    _, answered = _sorted(sample.query.coords[exists, 0], prediction[exists])
+
+    if len(given[0]) <= FEW:
+        dots = {"linestyle": "none", "marker": "o", "markersize": 3.2, "markeredgewidth": 0}
+        upper.plot(*given, color=style.INPUT, label=names[1], **dots)
+    else:
+        upper.plot(*given, color=style.INPUT, linewidth=1.1, label=names[0])
+    # The truth is a wide pale band on which a good prediction lies as a thin dark line.
+    upper.plot(x, expected, color=style.TRUTH, linewidth=4.2, alpha=0.75, label=names[2])
+    upper.plot(x, answered, color=style.PREDICTION, linewidth=1.3, label="prediction")
+
+    lower.axhline(0, color="#B6BCC3", linewidth=0.8)
+    lower.fill_between(x, answered - expected, color=style.PREDICTION, alpha=0.18, linewidth=0)
+    lower.plot(x, answered - expected, color=style.PREDICTION, linewidth=1.1)
+    error = relative_l2(
+        prediction[None, None, :, None].double(),
+        truth[None, None, :, None].double(),
+        sample.query.weights[None].double(),
+    )
+    text = f"relative L2  {style.percent(error.item())}"
+    lower.text(0.02, 0.97, text, transform=lower.transAxes, va="top", size=8.5, color=style.INK)
+
+
+def prediction(
+    known: Field, answer: Field, *, axis: str = "x", input: str = "input", target: str = "prediction", channel: int = 0
+) -> "matplotlib.figure.Figure":
+    """The input and what was predicted from it, on a line; several frames go from pale to dark.
+
+    Args:
+        known: the input, without a batch axis.
+        answer: the prediction, without a batch axis.
+        axis: the name of the coordinate.
+        input: the name of the input.
+        target: the name of what is predicted.
+        channel: which channel of the prediction.
+    """
+    if answer.coords.ndim != 2 or answer.coords.shape[-1] != 1:
+        raise InputError(
+            "one prediction on a line to draw",
+            f"coordinates of shape {tuple(answer.coords.shape)}",
+            "Fields in more dimensions need maps",
+        )
+    with style.styled():
+        figure = style.new_figure(3.4, 4.8)
+        axes = figure.add_subplot()
+        axes.plot(*_sorted(known.coords[:, 0], known.values[-1, :, 0]), color=style.INPUT, linewidth=1.1, label=input)
+        frames = answer.values[..., channel]
+        for i, frame in enumerate(frames, 1):
+            last = i == len(frames)
+            line = _sorted(answer.coords[:, 0], frame)
+            axes.plot(*line, color=style.PREDICTION, alpha=0.25 + 0.75 * i / len(frames), label=target * last or None)
+        axes.set_xlabel(axis)
+        axes.legend(frameon=False)
+    return figure
+
+
+def _sorted(coords: Float[Tensor, " points"], values: Float[Tensor, " points"]) -> tuple[np.ndarray, np.ndarray]:
+    """Values along the line, as arrays."""
+    order = coords.argsort(stable=True)
+    return coords[order].detach().cpu().double().numpy(), values[order].detach().cpu().double().numpy()
+
+
+def loss_curves(records: Sequence[Mapping[str, Any]], title: str = "") -> "matplotlib.figure.Figure":
+    """Training loss, test error and learning rate of a run, from the records of its journal.
+
+    Args:
+        records: of every kind; those of other kinds than `train` and `evaluate` are passed over.
+        title: of the figure.
+    """
+    train = [r for r in records if r.get("kind") == "train" and r.get("loss") is not None]
+    tests = [r for r in records if r.get("kind") == "evaluate" and r.get("error") is not None]
+    if not train and not tests:
+        with style.styled():
+            return style.message("nothing recorded yet")
+    with style.styled():
+        figure = style.new_figure(4.0)
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
+        if train:
+            steps, losses = _columns(train, "loss")
+            upper.plot(steps, losses, color=style.PREDICTION, alpha=0.3, linewidth=0.9)
+            upper.plot(steps, smoothed(losses), color=style.PREDICTION, linewidth=2, label="training loss")
+            lower.plot(*_columns(train, "rate"), color=style.MUTED, linewidth=1.4)
+            lower.set_ylim(bottom=0)
+        if tests:
+            steps, errors = _columns(tests, "error")
+            upper.plot(steps, errors, color=style.TEST, marker="o", markersize=5, label="test error")
+            _say_last(upper, steps[-1], errors[-1])
+        upper.set_title(title)
+        upper.set_ylabel("loss, relative error")
+        style.log_scale(upper, "y")
+        upper.legend(loc="upper right", ncols=2)
+        upper.margins(y=0.12)
+        upper.tick_params(labelbottom=False)
+        lower.set_ylabel("rate")
+        lower.set_xlabel("training step")
+        style.round_ticks(lower, whole=True)
+        lower.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        figure.align_ylabels()
+    return figure
+
+
+def _say_last(axis: "matplotlib.axes.Axes", step: float, error: float) -> None:
+    """Write the number at the end of the test errors: it is what people look for."""
+    look: dict[str, Any] = {"color": style.TEST, "weight": "bold", "path_effects": style.halo()}
+    text = style.percent(error)
+    axis.annotate(text, (step, error), (0, -16), textcoords="offset points", ha="right", **look)
+
+
+def _columns(records: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and numbers; what is missing is a gap in the line."""
+    numbers = [math.nan if r.get(name) is None else float(r[name]) for r in records]
+    return np.array([r["step"] for r in records], dtype=float), np.array(numbers)
+
+
+def smoothed(values: Float[np.ndarray, " records"], share: float = 0.1) -> Float[np.ndarray, " records"]:
+    """The noise taken off: a straight line fitted to the logarithms around each record.
+
+    A line instead of a mean, so that the ends of a falling curve are not bent: an exponential stays as it is.
+
+    Args:
+        values: positive; others are left out of the fits.
+        share: the window's part of all records.
+    """
+    count = len(values)
+    half = max(3, round(share * count / 2))
+    positions = np.arange(count, dtype=float)
+    valid = np.isfinite(values) & (values > 0)
+    logs = np.log(np.where(valid, values, 1.0))
+    result = np.full(count, np.nan)
+    for i in np.flatnonzero(valid):
+        # At an end the window moves inward and stays as wide.
+        start = max(0, min(i - half, count - 2 * half - 1))
+        near = slice(start, start + 2 * half + 1)
+        x, y = positions[near][valid[near]] - i, logs[near][valid[near]]
+        x_mean, y_mean = x.mean(), y.mean()
+        spread = np.square(x - x_mean).sum()
+        slope = ((x - x_mean) * (y - y_mean)).sum() / spread if spread else 0.0
+        result[i] = math.exp(y_mean - slope * x_mean)
+    return result
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The error at one number of input points."""
+
+    label: str
+    points: int
+    error: float
+    kind: Literal["trained", "resolution", "sparse"]
+
+
+def error_by_resolution(
+    rows: Sequence[Resolution | Mapping[str, Any]],
+    *,
+    axis: str = "input points",
+    value: str = "relative L2 error",
+) -> "matplotlib.figure.Figure":
+    """The error against the number of points a model is given, on grids and on sparse random points.
+
+    Args:
+        rows: as `Resolution` or as mappings with its names, in any order.
+        axis: what is counted.
+        value: what the errors are.
+    """
+    names = [field.name for field in dataclasses.fields(Resolution)]
+    every = [row if isinstance(row, Resolution) else Resolution(**{name: row[name] for name in names}) for row in rows]
+    every.sort(key=lambda row: row.points)
+    if not every:
+        raise InputError("at least one row to draw", "none")
+    grids = [r for r in every if r.kind != "sparse"]
+    trained = [r for r in every if r.kind == "trained"]
+    sparse = [r for r in every if r.kind == "sparse"]
+    with style.styled():
+        figure = style.new_figure(3.6)
+        ax = figure.subplots()
+        for row in trained:
+            ax.axvline(row.points, color=style.TEST, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
+        _mark(ax, grids, "whole grid", color=style.PREDICTION, linestyle="-", marker="o", markersize=5.5)
+        _mark(ax, trained, "trained here", color=style.TEST, marker="D", markersize=9)
+        hollow = {"marker": "^", "markersize": 8, "markerfacecolor": "white"}
+        _mark(ax, sparse, "random points", color=style.SPARSE, **hollow)
+        middle = math.sqrt(every[0].points * every[-1].points)
+        for row in sparse:
+            # Toward the middle, where there is room.
+            offset, side = ((8, 3), "left") if row.points <= middle else ((-8, 5), "right")
+            look: dict[str, Any] = {"size": 8.5, "color": style.MUTED, "path_effects": style.halo()}
+            label, place = textwrap.fill(row.label, 16), (row.points, row.error)
+            ax.annotate(label, place, offset, textcoords="offset points", ha=side, **look)
+        _scale_errors(ax, [r.error for r in every])
+        style.log_scale(ax, "x", _ticks([r.points for r in grids], [r.points for r in sparse]))
+        ax.margins(x=0.1, y=0.12)
+        ax.set_xlabel(axis)
+        ax.set_ylabel(value)
+        ax.legend(loc="best")
+    return figure
+
+
+def _mark(axis: "matplotlib.axes.Axes", rows: Sequence[Resolution], label: str, **look: Any) -> None:
+    if rows:
+        look = {"linestyle": "none", "markeredgewidth": 1.6, **look}
+        axis.plot([r.points for r in rows], [r.error for r in rows], label=label, **look)
+
+
+def _ticks(first: Sequence[int], others: Sequence[int]) -> list[float]:
+    """The numbers of points themselves; where two would touch on a log scale, the first come."""
+    ticks: list[float] = []
+    for points in (*first, *others):
+        if all(max(points / tick, tick / points) > 1.18 for tick in ticks):
+            ticks.append(float(points))
+    return sorted(ticks)
+
+
+def _scale_errors(axis: "matplotlib.axes.Axes", errors: Sequence[float]) -> None:
+    """Percentages from zero where the errors are alike, on a log scale where they differ several times."""
+    positive = [e for e in errors if math.isfinite(e) and e > 0]
+    if positive and max(positive) > 5 * min(positive):
+        style.log_scale(axis, "y")
+    elif positive:
+        axis.set_ylim(0, 1.3 * max(positive))
+    axis.yaxis.set_major_formatter(lambda share, _: style.percent(share))
+
+
+def error_by_step(
+    errors: Float[Tensor, "samples times"] | Float[np.ndarray, "samples times"],
+    *,
+    times: Sequence[float] | None = None,
+    axis: str = "step",
+    value: str = "relative L2 error",
+) -> "matplotlib.figure.Figure":
+    """How the error grows with time: the median over samples, in a band that holds four of five of them.
+
+    Args:
+        errors: one row per sample.
+        times: of the steps; without, they are counted from 1.
+        axis: the name of the time axis.
+        value: what the errors are.
+    """
+    table = errors.detach().cpu().double().numpy() if isinstance(errors, Tensor) else errors
+    if not table.size:
+        raise InputError("the errors of at least one sample and step", f"an array of shape {table.shape}")
+    if times is not None and len(times) != table.shape[1]:
+        raise InputError(f"a time for each of {table.shape[1]} steps", f"{len(times)} times")
+    finite = np.isfinite(table).all(1)
+    x = np.arange(1, table.shape[1] + 1) if times is None else np.asarray(times)
+    with style.styled():
+        figure = style.new_figure(3.4)
+        ax = figure.subplots()
+        if finite.any():
+            low, middle, high = np.quantile(table[finite], [0.1, 0.5, 0.9], axis=0)
+            if finite.sum() > 1:
+                band = f"80% of {finite.sum()} samples"
+                ax.fill_between(x, low, high, color=style.PREDICTION, alpha=0.18, linewidth=0, label=band)
+            marker = "o" if len(x) <= 40 else None
+            name = "median" if finite.sum() > 1 else "one sample"
+            ax.plot(x, middle, color=style.PREDICTION, marker=marker, markersize=4, label=name)
+            _scale_errors(ax, [low.min(), high.max()])
+            ax.legend(loc="upper left")
+        if not finite.all():
+            # Left out of the quantiles, never out of sight.
+            text = f"{(~finite).sum()} of {len(table)} samples are not finite"
+            ax.text(0.99, 0.03, text, transform=ax.transAxes, ha="right", color=style.MUTED)
+        if times is None:
+            style.round_ticks(ax, whole=True)
+        ax.set_xlabel(axis)
+        ax.set_ylabel(value)
+    return figure

@@ -1,0 +1,214 @@
+"""A page of text, tables and pictures as one HTML file that needs nothing else: no network, no scripts.
+
+It can be mailed, opened from a disk or served. Light and dark follow the reader's system, and a phone is wide
+enough.
+"""
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oformer.errors import InputError
+from oformer.files import write_text
+from oformer.plots.style import rendered
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What the next blocks are about."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Prose; a single string is one paragraph."""
+
+    paragraphs: str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy, with a sentence about them."""
+
+    caption: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, with a sentence about it."""
+
+    caption: str
+    figure: "matplotlib.figure.Figure"
+    alt: str = ""  # what a reader who cannot see it should know; without it, the caption
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header; the first cell of a row names it."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str | int | float]]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise InputError(
+                    f"{len(self.header)} cells in each row of table `{self.caption}`",
+                    f"{len(row)}: {list(row)}",
+                )
+
+
+Block = Heading | Text | Code | Picture | Table
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page from top to bottom."""
+
+    title: str
+    subtitle: str
+    sections: Sequence[Block]
+
+
+def write_page(path: Path, page: Page) -> None:
+    """Write the page, whole or not at all."""
+    write_text(path, page_html(page))
+
+
+def page_html(page: Page) -> str:
+    """The page as HTML."""
+    body = "\n".join(_BLOCKS[type(block)](block) for block in page.sections)
+    # The policy makes the browser keep our promise: pictures from this very file, no scripts, nothing else.
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(page.title)}</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>{escape(page.title)}</h1>
+<p>{escape(page.subtitle)}</p>
+</header>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _heading(block: Heading) -> str:
+    return f"<h2>{escape(block.text)}</h2>"
+
+
+def _text(block: Text) -> str:
+    paragraphs = [block.paragraphs] if isinstance(block.paragraphs, str) else block.paragraphs
+    return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+
+
+def _code(block: Code) -> str:
+    # What scrolls must be reachable by keyboard, hence the tabindex here and below.
+    return (
+        f"<figure><figcaption>{escape(block.caption)}</figcaption>"
+        f'<pre tabindex="0"><code>{escape(block.text.rstrip())}</code></pre></figure>'
+    )
+
+
+def _picture(block: Picture) -> str:
+    width, height = (round(100 * inches) for inches in block.figure.get_size_inches())
+    data = base64.b64encode(rendered(block.figure)).decode()
+    # Below 50 pixels an inch its text would be too small to read: with less room than that, it scrolls.
+    return (
+        f'<figure><div class="wide" tabindex="0" role="group" aria-label="{escape(block.caption)}">'
+        f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt or block.caption)}" '
+        f'width="{width}" height="{height}" style="min-width:{width // 2}px"></div>'
+        f"<figcaption>{escape(block.caption)}</figcaption></figure>"
+    )
+
+
+def _table(block: Table) -> str:
+    rows = [[_cell(cell) for cell in row] for row in block.rows]
+    numeric = [bool(rows) and all(_NUMBER.match(row[i]) for row in rows) for i in range(len(block.header))]
+    style = [' class="number"' if is_numeric else "" for is_numeric in numeric]
+    # A header without a name would be read aloud as one: an empty cell heads nothing.
+    head = "".join(
+        f'<th scope="col"{s}>{escape(name)}</th>' if name else "<td></td>"
+        for s, name in zip(style, block.header, strict=True)
+    )
+    body = "\n".join(
+        "<tr>"
+        + f'<th scope="row"{style[0]}>{escape(row[0])}</th>'
+        + "".join(f"<td{s}>{escape(c)}</td>" for s, c in zip(style[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(block.caption)}"><table>'
+        f"<caption>{escape(block.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _cell(value: str | int | float) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+# Cells such as 1,024, -0.5, 1.3e-3, 0.35%, 12 ms, 2.1x, and a dash for none: a column of them lines up right.
+_NUMBER = re.compile(r"^(?:[-−+]?[\d.,]+(?:e[-+]?\d+)?\s?\S{0,4}|nan|[-–—]?)$", re.IGNORECASE)
+
+_BLOCKS = {Heading: _heading, Text: _text, Code: _code, Picture: _picture, Table: _table}
+
+_CSS = """
+:root { --ink: #1f2328; --muted: #57606a; --line: #d8dee4; --soft: #f6f8fa; --paper: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ec; --muted: #a0a8b1; --line: #3a414a; --soft: #1c2128; --paper: #12161b; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); -webkit-text-size-adjust: 100%;
+  font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 52rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: clamp(1.6rem, 5vw, 2.2rem); line-height: 1.2; margin: 0 0 .3rem; text-wrap: balance; }
+header p { color: var(--muted); font-size: 1.1rem; margin: 0 0 2rem; }
+h2 { font-size: 1.35rem; line-height: 1.3; margin: 2.6rem 0 .6rem; }
+p { margin: .8rem 0; overflow-wrap: anywhere; }
+figure { margin: 1.4rem 0; }
+figcaption, caption { color: var(--muted); font-size: .92rem; text-align: left; }
+figcaption { margin: .5rem 0; }
+caption { padding-bottom: .5rem; }
+.wide { overflow-x: auto; margin: 1.4rem 0; }
+figure .wide { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px; }
+.wide:focus-visible, pre:focus-visible { outline: 2px solid #0072b2; outline-offset: 2px; }
+img { display: block; width: 100%; height: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .45rem .7rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+thead th { border-bottom-width: 2px; white-space: nowrap; }
+tbody th { font-weight: 500; }
+th:first-child, td:first-child { padding-left: 0; }
+th:last-child, td:last-child { padding-right: 0; }
+.number { text-align: right; white-space: nowrap; }
+pre { overflow-x: auto; margin: 0; padding: .9rem 1rem; background: var(--soft);
+  border: 1px solid var(--line); border-radius: 8px; font-size: .88rem; line-height: 1.5; }
+code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+@media print {
+  .wide { overflow: visible; }
+  img { min-width: 0 !important; }
+  figure, tr { break-inside: avoid; }
+}
+"""

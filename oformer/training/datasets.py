@@ -1,0 +1,72 @@
+"""The dataset of a recipe: found where it was made before, or made now."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from oformer.config import to_json
+from oformer.data.dataset import PointDataset
+from oformer.data.generate import estimate, generate
+from oformer.data.store import Store
+from oformer.errors import InputError
+from oformer.problems.base import Problem
+from oformer.training.recipe import Recipe
+
+
+def dataset_folder(problem: Problem, count: int, seed: int, root: Path) -> Path:
+    """Where a generated dataset lives: recipes that differ only in how they look at it share one."""
+    settings = to_json(problem)
+    name = f"{problem.name}-{count}-seed{seed}"
+    if settings != to_json(type(problem)()):
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        name += f"-{digest[:6]}"
+    return root / name
+
+
+def open_data(
+    recipe: Recipe,
+    root: Path,
+    *,
+    own: Path | None = None,
+    device: torch.device | str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> PointDataset:
+    """The dataset that a recipe trains on, under its view, with its splits.
+
+    Args:
+        recipe: whose data.
+        root: the folder of generated datasets.
+        own: a dataset to use instead of the recipe's own.
+        device: where to generate.
+        say: told what generation will cost before it begins.
+    """
+    if own is not None:
+        store = Store.open(own)
+    elif recipe.problem is None:
+        raise InputError(
+            f"a dataset for `{recipe.name}`",
+            "none, and this version has no generator for it",
+            "Give one of your own with --data FOLDER",
+        )
+    else:
+        data = recipe.data
+        folder = dataset_folder(recipe.problem, data.train + data.test, data.seed, root)
+        count = data.train + data.test
+        if not (folder / "dataset.json").exists():
+            size = estimate(recipe.problem, count, data.storage) / 1e6
+            say(f"Making {count:,} samples of {recipe.problem.card.title} in {folder} ({size:,.0f} MB).")
+        made = generate(
+            recipe.problem,
+            count,
+            seed=data.seed,
+            folder=folder,
+            n_train=data.train,
+            n_test=data.test,
+            device=device,
+            storage=data.storage,
+        )
+        store = made if made is not None else Store.open(folder)
+    return PointDataset(store, recipe.data.view)

@@ -1,0 +1,130 @@
+"""What a run writes down while it goes: JSON lines, a progress bar, and TensorBoard where it is installed."""
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from oformer.files import write_text
+
+JOURNAL = "journal.jsonl"
+
+
+class Journal:
+    """One JSON object a line; the truth of a run, from which its curves are drawn."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool = True):
+        """Open the journal to go on from a step: what was written beyond it is forgotten, since it is done again."""
+        self.path = folder / JOURNAL
+        records = [r for r in read_journal(folder) if r["step"] <= step and r["kind"] != "stop"]
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
+        self.file = self.path.open("a")
+        self.board = None
+        # Silence about its own start-up is all that we ask of TensorBoard.
+        if tensorboard and importlib.util.find_spec("tensorboard"):
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+
+    def write(self, kind: str, step: int, **content: Any) -> None:
+        """Append a record and hand it to the operating system at once."""
+        self.file.write(json.dumps({"kind": kind, "step": step, **_finite(content)}) + "\n")
+        self.file.flush()
+        if self.board is not None and kind in ("train", "evaluate"):
+            for name, value in content.items():
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Finish writing."""
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+
+
+def _finite(content: Any) -> Any:
+    """JSON knows no NaN: write null instead of a line that others cannot read."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return content
+
+
+def read_journal(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line cut short by a crash is left out."""
+    path = folder / JOURNAL
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+class Console:
+    """A progress bar on a terminal, a line now and then elsewhere, nothing when told to be quiet."""
+
+    def __init__(self, name: str, steps: int, done: int, quiet: bool = False):
+        """Start showing a run of `steps` steps of which `done` are behind it."""
+        self.quiet, self.steps = quiet, steps
+        self.bar = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console as Terminal
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self.bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=Terminal(stderr=True),
+                transient=False,
+            )
+            self.task = self.bar.add_task(name, total=steps, completed=done, numbers="")
+            self.bar.start()
+
+    def show(self, step: int, **numbers: float) -> None:
+        """Where the run stands."""
+        text = _numbers(numbers)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, numbers=text)
+        elif not self.quiet:
+            left = numbers.get("steps_per_second", 0)
+            time_left = f", {_duration((self.steps - step) / left)} left" if left else ""
+            print(f"step {step}/{self.steps}  {text}{time_left}", file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text, highlight=False)
+        elif not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _numbers(numbers: dict[str, float]) -> str:
+    formats = {
+        "loss": "loss {:.4g}",
+        "rate": "rate {:.2g}",
+        "steps_per_second": "{:.1f} steps/s",
+        "error": "test {:.3%}",
+    }
+    return "  ".join(formats[name].format(value) for name, value in numbers.items() if name in formats)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,358 @@
+"""The one training loop.
+
+A run is a folder: recipe.json, journal.jsonl, checkpoints/STEP/. Everything random is a function of (seed, step) or is
+saved, so a run that was stopped and resumed equals one that was not, bit for bit on a CPU.
+"""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from oformer.checkpoint import Checkpoint, load_checkpoint, load_tensors, parameter_count, save_checkpoint
+from oformer.config import to_json
+from oformer.data.dataset import PointDataset
+from oformer.data.loader import Loader
+from oformer.errors import InputError, TrainingDiverged
+from oformer.fields import Batch
+from oformer.files import read_json, remove_leftovers, write_json
+from oformer.models import Operator
+from oformer.training.evaluate import Scores, evaluate
+from oformer.training.journal import Console, Journal
+from oformer.training.optimizers import Average, Descent
+from oformer.training.recipe import Recipe
+from oformer.training.schedules import generator_at
+
+STATE, PROGRESS = "training.safetensors", "training.json"
+KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
+# What may change when a run is continued, because it does not change the weights that come out.
+_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    operator: Operator  # ready for use, averaged where the recipe averages
+    step: int
+    reason: str  # "finished", "patience", "time", or the name of a signal
+    scores: Scores | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.reason in ("finished", "patience")
+
+
+@dataclass
+class _State:
+    """All that changes while training goes on."""
+
+    operator: Operator
+    descent: Descent
+    average: Average | None
+    step: int = 0
+    minutes: float = 0.0
+    best: float | None = None
+    evaluations_since_best: int = 0
+    scores: Scores | None = None
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    data: tuple[PointDataset, PointDataset],
+    *,
+    device: torch.device | str = "cpu",
+    max_minutes: float | None = None,
+    quiet: bool = False,
+    tensorboard: bool = True,
+) -> Outcome:
+    """Train a recipe in a run folder, from the start or from where an earlier call stopped.
+
+    Args:
+        recipe: what to train.
+        folder: the run; what is there is continued, never thrown away.
+        data: the training and the test split.
+        device: where to compute.
+        max_minutes: stop cleanly after so long; another call goes on.
+        quiet: show nothing.
+        tensorboard: also write TensorBoard events, where it is installed.
+    """
+    folder, device, settings = Path(folder), torch.device(device), recipe.training
+    started = time.monotonic()
+    _claim(folder, recipe)
+    state = _begin(recipe, folder, data[0], device)
+    if state.step >= settings.steps:
+        return Outcome(_usable(state), state.step, "finished", state.scores)
+    journal = Journal(folder, state.step, tensorboard)
+    console = Console(recipe.name, settings.steps, state.step, quiet)
+    journal.write("start", state.step, **_provenance(recipe, state, data[0], device))
+    loader = Loader(data[0], settings.batch, seed=settings.seed, device=device)
+    if settings.compile:
+        state.operator.model.compile()
+    reason = "finished"
+    mark, before = (time.monotonic(), state.step), state.minutes
+    try:
+        with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
+            for batch in loader.stream(state.step):
+                value, parts = _descend(recipe, state, batch)
+                state.step += 1
+                state.minutes = before + (time.monotonic() - started) / 60
+                last = state.step == settings.steps
+                if state.step % settings.log_every == 0 or last:
+                    mark = _log(recipe, state, value, parts, mark, journal, console, folder)
+                if state.step % settings.evaluate_every == 0 or last:
+                    _evaluate(state, data[1], settings.batch, journal, console)
+                out_of_patience = settings.patience is not None and state.evaluations_since_best >= settings.patience
+                out_of_time = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
+                stop = last or out_of_patience or out_of_time or asked.name is not None
+                if state.step % settings.checkpoint_every == 0 or stop:
+                    _save(recipe, state, folder, data[0], device)
+                if stop:
+                    reason = "finished" if last else "patience" if out_of_patience else asked.name or "time"
+                    break
+        journal.write("stop", state.step, reason=reason, minutes=state.minutes)
+    finally:
+        loader.close()
+        journal.close()
+        console.close()
+    return Outcome(_usable(state), state.step, reason, state.scores)
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Make the folder this recipe's, or refuse if it is another's."""
+    path, ours = folder / "recipe.json", to_json(recipe)
+    if not path.exists():
+        write_json(path, ours)
+        return
+    remove_leftovers(folder / "checkpoints")
+    theirs = read_json(path)
+    different = [name for name in _differences(theirs, ours) if name not in {f"training.{free}" for free in _FREE}]
+    if different:
+        raise InputError(
+            f"the recipe that {folder} was started with",
+            f"other settings ({', '.join(different[:5])})",
+            "Choose another --out folder, or the same settings to go on",
+        )
+    write_json(path, ours)
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(n for n in new if n not in old)]
+        return [d for n in names for d in _differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))]
+    return [] if old == new else [where]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(p for p in (folder / "checkpoints").glob("[0-9]*") if p.is_dir())
+
+
+def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device) -> _State:
+    """A fresh state, or that of the newest checkpoint."""
+    found = checkpoints(folder)
+    if found:
+        loaded = load_checkpoint(found[-1])
+        operator = loaded.operator
+        tensors, progress = load_tensors(found[-1] / STATE), read_json(found[-1] / PROGRESS)
+    else:
+        torch.manual_seed(recipe.training.seed)
+        operator, tensors, progress = (
+            Operator(recipe.model.build(data.spec), recipe.normalization).fit(data),
+            {},
+            {},
+        )
+    operator.to(device).train()
+    average = Average(operator, recipe.training.ema) if recipe.training.ema else None
+    state = _State(operator, Descent(operator, recipe.training.optimizer), average)
+    if found:
+        _restore(state, tensors, progress)
+    return state
+
+
+def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, rest = name.split("/", 1)
+        groups.setdefault(group, {})[rest] = tensor
+    state.descent.load(groups.get("optimizer", {}))
+    if state.average is not None:
+        # The checkpoint's own weights are the average; the weights that training moves lie in the state.
+        state.average.updates = progress["average_updates"]
+        with torch.no_grad():
+            for i, parameter in enumerate(state.average.parameters):
+                parameter.copy_(groups["weights"][str(i)])
+    state.step, state.minutes, state.best = progress["step"], progress["minutes"], progress["best"]
+    state.evaluations_since_best = progress["evaluations_since_best"]
+    state.scores = Scores(**progress["scores"]) if progress["scores"] else None
+    torch.set_rng_state(groups["random"]["cpu"])
+    if "cuda" in groups["random"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(groups["random"]["cuda"])
+
+
+def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, device: torch.device) -> None:
+    """Write a checkpoint with all that is needed to go on, then let the oldest go."""
+    tensors = {f"optimizer/{name}": tensor for name, tensor in state.descent.state().items()}
+    tensors["random/cpu"] = torch.get_rng_state()
+    if device.type == "cuda":
+        tensors["random/cuda"] = torch.cuda.get_rng_state()
+    if state.average is not None:
+        tensors.update({f"weights/{i}": p for i, p in enumerate(state.average.parameters)})
+    progress = {
+        "step": state.step,
+        "minutes": state.minutes,
+        "best": state.best,
+        "evaluations_since_best": state.evaluations_since_best,
+        "average_updates": state.average.updates if state.average else 0,
+        "scores": dataclasses.asdict(state.scores) if state.scores else None,
+    }
+    extra = {
+        STATE: save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}),
+        PROGRESS: (json.dumps(progress, indent=2) + "\n").encode(),
+    }
+    with state.average.applied() if state.average else contextlib.nullcontext():
+        save_checkpoint(
+            folder / "checkpoints" / f"{state.step:08}",
+            Checkpoint(
+                operator=state.operator,
+                name=recipe.name,
+                step=state.step,
+                scores=dataclasses.asdict(state.scores) if state.scores else {},
+                recipe=to_json(recipe),
+                data=data.card,
+                provenance=_provenance(recipe, state, data, device),
+            ),
+            extra,
+        )
+    for old in checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def _descend(recipe: Recipe, state: _State, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """One step down: change the batch as the recipe asks, compare, move."""
+    settings, spec, step = recipe.training, state.operator.spec, state.step
+    if settings.augment and recipe.problem is not None:
+        batch = recipe.problem.augment(batch, generator_at(settings.seed, step, 0))
+    if settings.drop is not None:
+        batch = settings.drop(batch, generator_at(settings.seed, step, 1), spec.periods)
+    times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
+    value, parts = settings.loss(state.operator, batch, times)
+    value.backward()
+    state.descent.step(*settings.schedule.at(step, settings.steps))
+    if state.average is not None:
+        state.average.update()
+    return value.detach(), parts
+
+
+def _log(
+    recipe: Recipe,
+    state: _State,
+    value: Tensor,
+    parts: dict[str, Tensor],
+    mark: tuple[float, int],
+    journal: Journal,
+    console: Console,
+    folder: Path,
+) -> tuple[float, int]:
+    """Write the loss down; the only place where the loop waits for the device."""
+    loss = value.item()
+    if not torch.isfinite(value):
+        newest = checkpoints(folder)
+        raise TrainingDiverged(state.step, str(newest[-1]) if newest else "the start")
+    factor, _ = recipe.training.schedule.at(state.step - 1, recipe.training.steps)
+    rate = recipe.training.optimizer.rate * factor
+    now = time.monotonic()
+    speed = (state.step - mark[1]) / max(now - mark[0], 1e-9)
+    numbers = {name: part.item() for name, part in parts.items()}
+    journal.write("train", state.step, loss=loss, **numbers, rate=rate, steps_per_second=speed, minutes=state.minutes)
+    console.show(state.step, loss=loss, rate=rate, steps_per_second=speed)
+    return now, state.step
+
+
+def _evaluate(state: _State, test: PointDataset, batch: int, journal: Journal, console: Console) -> None:
+    with state.average.applied() if state.average else contextlib.nullcontext():
+        scores = evaluate(state.operator, test, batch)
+    state.scores = scores
+    better = state.best is None or scores.error < state.best
+    state.best = scores.error if better else state.best
+    state.evaluations_since_best = 0 if better else state.evaluations_since_best + 1
+    journal.write("evaluate", state.step, **dataclasses.asdict(scores), minutes=state.minutes)
+    console.say(
+        f"step {state.step}: test error {scores.error:.3%} (median {scores.median:.3%}, worst {scores.worst:.3%})"
+    )
+
+
+def _usable(state: _State) -> Operator:
+    """The operator as a checkpoint would hold it."""
+    if state.average is not None:
+        with torch.no_grad():
+            torch._foreach_copy_(state.average.parameters, state.average.shadow)
+    return state.operator.eval()
+
+
+def _provenance(recipe: Recipe, state: _State, data: PointDataset, device: torch.device) -> dict[str, Any]:
+    gpu = device.type == "cuda"
+    return {
+        "parameters": parameter_count(state.operator),
+        "training samples": len(data),
+        "data seed": recipe.data.seed if recipe.problem is not None else None,
+        "minutes": round(state.minutes, 2),
+        "hardware": torch.cuda.get_device_name(device)
+        if gpu
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "precision": recipe.training.precision,
+        "torch": torch.__version__,
+    }
+
+
+@dataclass
+class _Asked:
+    name: str | None = None
+
+
+@contextlib.contextmanager
+def _asked_to_stop() -> Iterator[_Asked]:
+    """Note Ctrl-C and SIGTERM and let the loop stop at the end of a step; a second Ctrl-C stops at once."""
+    asked = _Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # only the main thread may listen to signals
+        return
+
+    def note(number: int, frame: Any) -> None:
+        if asked.name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.name = signal.Signals(number).name
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _precision(recipe: Recipe, operator: Operator, device: torch.device) -> Iterator[None]:
+    """Compute as precisely as the recipe says, and leave torch as it was."""
+    before = torch.get_float32_matmul_precision()
+    precision = recipe.training.precision
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    operator.autocast = torch.bfloat16 if precision == "bfloat16" else None
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

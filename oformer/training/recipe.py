@@ -1,0 +1,86 @@
+"""A recipe: problem, view of the data, model, training. One name, one row of the results table, one set of weights."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from oformer.data.dataset import View
+from oformer.errors import InputError
+from oformer.fields import Spec
+from oformer.models import Normalization, OFormerConfig
+from oformer.problems import Burgers
+from oformer.training.losses import Loss
+from oformer.training.optimizers import Optimizer
+from oformer.training.schedules import Drop, Horizon, OneCycle
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which samples, and how they are looked at."""
+
+    train: int  # the first so many samples of the dataset
+    test: int  # the last so many
+    seed: int = 0
+    view: View = View()
+    storage: Literal["float32", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.train < 1 or self.test < 1:
+            raise InputError("at least one training and one test sample", f"{self.train} and {self.test}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the weights are found."""
+
+    steps: int
+    batch: int = 16
+    optimizer: Optimizer = Optimizer()
+    schedule: OneCycle = OneCycle()
+    loss: Loss = Loss()
+    horizon: Horizon | None = None
+    drop: Drop | None = None
+    augment: bool = False  # a random exact symmetry of the problem for each sample
+    ema: float | None = None  # decay of the running average of the weights, which is then what is saved
+    evaluate_every: int = 1000
+    checkpoint_every: int = 1000
+    log_every: int = 50
+    patience: int | None = None  # stop after so many evaluations without a better one; None: never
+    seed: int = 1
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "evaluate_every", "checkpoint_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named experiment, complete."""
+
+    name: str
+    data: Data
+    model: OFormerConfig
+    training: Training
+    normalization: Normalization = Normalization()
+    problem: Burgers | None = None  # None: no generator yet; train from a dataset of your own with --data
+    spec: Spec | None = None  # of the data where no generator says it
+    paper: str = ""  # the row of the paper, and its error
+
+    def data_spec(self) -> Spec:
+        """The shape of the data under the recipe's view."""
+        if self.problem is not None:
+            return self.data.view.apply_to_spec(self.problem.spec)
+        if self.spec is None:
+            raise InputError(
+                f"a problem or a spec in recipe `{self.name}`",
+                "neither",
+                "Train it from a dataset with --data",
+            )
+        return self.spec
+
+    def describe(self) -> str:
+        """One line for lists."""
+        t = self.training
+        return f"{t.steps:,} steps of {t.batch}, {self.data.train:,} + {self.data.test:,} samples"

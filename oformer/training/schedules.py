@@ -1,0 +1,109 @@
+"""What changes while training goes on: the learning rate, the horizon, the points that are dropped.
+
+Each is a pure function of the step (and a seed), so a resumed run needs no state for any of them.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from oformer.errors import InputError
+from oformer.fields import Batch, Field
+from oformer.meshes.grids import line_weights
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Up along a half cosine, down along another; beta1 goes the other way (Smith and Topin, 2018).
+
+    The same curve as torch's OneCycleLR, whose defaults every experiment of the paper used.
+    """
+
+    warmup: float = 0.3  # the share of the steps that go up
+    start: float = 1e4  # the rate starts at peak / start
+    end: float = 1e4  # and ends at peak / start / end
+    beta1: tuple[float, float] = (0.95, 0.85)  # at the ends and at the peak
+
+    def at(self, step: int, steps: int) -> tuple[float, float]:
+        """The factor of the peak rate, and beta1, for a step counted from zero."""
+        low, floor = 1 / self.start, 1 / self.start / self.end
+        top = self.warmup * steps - 1
+        if step <= top:
+            share = step / top if top > 0 else 1.0
+            return _cosine(low, 1.0, share), _cosine(*self.beta1, share)
+        share = min(1.0, (step - top) / max(steps - 1 - top, 1))
+        return _cosine(1.0, floor, share), _cosine(self.beta1[1], self.beta1[0], share)
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """A growing number of steps to predict: `first` for half of the ramp, then two more at a time."""
+
+    first: int
+    ramp: float = 0.16  # the share of training after which the whole horizon is asked for
+
+    def at(self, step: int, steps: int, times: int) -> int:
+        """How many frames to predict at a step, of `times` in all."""
+        if step >= self.ramp * steps:
+            return times
+        progress = 2 * step / (self.ramp * steps)
+        return min(times, self.first + 2 * int(max(0.0, progress - 1) * (times - self.first) / 2))
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Random dropping of input points: with some probability, a step sees only a part of each input."""
+
+    probability: float = 0.2
+    keep: tuple[float, float] = (0.5, 1.0)  # the share kept is uniform between these
+    weights: Literal["equal", "gaps"] = "equal"  # gaps: the half-gaps to the neighbors, on a line
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep[0] <= self.keep[1] <= 1:
+            raise InputError("shares to keep between 0 and 1, the smaller first", str(self.keep))
+
+    def __call__(self, batch: Batch, generator: torch.Generator, periods: tuple[float, ...] | None) -> Batch:
+        """The batch with fewer input points, or as it is; queries and targets stay."""
+        chance, share = torch.rand(2, generator=generator).tolist()
+        if chance >= self.probability:
+            return batch
+        share = self.keep[0] + share * (self.keep[1] - self.keep[0])
+        return dataclasses.replace(batch, input=keep_points(batch.input, share, generator, self.weights, periods))
+
+
+def keep_points(
+    field: Field,
+    share: float,
+    generator: torch.Generator,
+    weights: Literal["equal", "gaps"] = "equal",
+    periods: tuple[float, ...] | None = None,
+) -> Field:
+    """A random share of each sample's points, the same share for all, other points for each."""
+    exists = field.weights > 0
+    counts = (exists.sum(1, keepdim=True) * share).round().clamp_min(1).long()
+    keys = torch.rand(field.weights.shape, generator=generator).to(field.weights.device)
+    order = keys.masked_fill(~exists, 2.0).argsort(1)[:, : int(counts.max())]
+    rank = torch.arange(order.shape[1], device=order.device)
+    valid = rank < counts
+    coords = field.coords.gather(1, order.unsqueeze(-1).expand(-1, -1, field.coords.shape[-1]))
+    index = order[:, None, :, None].expand(-1, field.values.shape[1], -1, field.values.shape[-1])
+    if weights == "gaps":
+        kept = line_weights(coords, periods[0] if periods else None, valid)
+    else:
+        kept = field.weights.gather(1, order) * valid
+        kept = kept / kept.sum(1, keepdim=True)
+    return Field(coords, field.values.gather(2, index), kept)
+
+
+def generator_at(seed: int, step: int, purpose: int) -> torch.Generator:
+    """The source of randomness of one step, for one purpose: the same whether a run was interrupted or not."""
+    state = np.random.SeedSequence([seed, step, purpose]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) % 2**63)

@@ -1,0 +1,230 @@
+"""The command line as a person meets it: light help, from recipe to prediction, one sentence for mistakes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oformer.cli import COMMANDS, main
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+# The smallest thing that `train` can do, spelled as a person would.
+SMALL = [
+    "--problem.points", "64", "--problem.solver-points", "64", "--problem.modes", "6", "--problem.steps", "40",
+    "--data.train", "8", "--data.test", "4", "--data.view.points", "32", "--model.encoder.width", "16",
+    "--model.encoder.depth", "1", "--model.query.width", "16", "--model.query.fourier-features", "8",
+    "--training.steps", "6", "--training.batch", "4", "--training.evaluate-every", "3",
+    "--training.checkpoint-every", "3", "--training.log-every", "1",
+]  # fmt: skip
+
+
+def cli(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "oformer", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, env={**ENVIRONMENT, "PYTHONPATH": str(Path.cwd())}, timeout=240,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder in which `oformer train` was run once."""
+    folder = tmp_path_factory.mktemp("work")
+    done = cli("train", "burgers-demo", "--device", "cpu", *SMALL, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *[[verb, "--help"] for verb in COMMANDS]])
+def test_help_names_its_verb_and_never_imports_torch(arguments):
+    code = (
+        "import sys\n"
+        "from oformer.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    assert stop.code == 0\n"
+        "heavy = {'torch', 'matplotlib', 'numpy', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert " ".join(["oformer", *arguments[:-1]]) in done.stdout
+
+
+def test_list_shows_every_recipe_with_its_size(capsys):
+    from oformer.recipes import RECIPES
+
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in RECIPES)
+    assert "660,719" in shown
+    assert "1,851,361" in shown
+
+
+def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained):
+    run = trained / "outputs" / "burgers-demo"
+    recipe = json.loads((run / "recipe.json").read_text())
+    assert recipe["training"]["steps"] == 6
+    assert recipe["model"]["encoder"]["width"] == 16
+    page = (run / "report.html").read_text()
+    assert "data:image" in page
+    assert "http" not in page.replace("http-equiv", "")
+    before = (run / "journal.jsonl").read_text()
+    again = cli("train", "burgers-demo", "--device", "cpu", *SMALL, cwd=trained)
+    assert again.returncode == 0
+    assert (run / "journal.jsonl").read_text() == before
+
+
+def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
+    done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    newest = sorted((trained / "outputs/burgers-demo/checkpoints").iterdir())[-1]
+    saved = json.loads((newest / "config.json").read_text())["scores"]
+    assert scores["error"] == pytest.approx(saved["error"], rel=1e-5)
+    kinds = {row["points"]: row["kind"] for row in scores["sweep"]}
+    assert kinds == {16: "resolution", 32: "trained", 64: "resolution", 10: "sparse"}
+    errors = [row["error"] for row in scores["sweep"] if row["kind"] == "trained"]
+    assert errors == [pytest.approx(scores["error"], rel=1e-5)]
+
+
+def test_predict_writes_physical_values_where_asked(trained, tmp_path):
+    x = np.arange(40) / 40
+    np.savez(tmp_path / "in.npz", coords=x[:, None], values=np.sin(2 * np.pi * x)[:, None])
+    np.save(tmp_path / "where.npy", np.array([[0.1], [0.5], [0.77]]))
+    out, picture = tmp_path / "out.npz", tmp_path / "out.png"
+    done = cli(
+        "predict", "outputs/burgers-demo", tmp_path / "in.npz", "--queries", tmp_path / "where.npy", "--out", out,
+        "--plot", picture, cwd=trained,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = np.load(out)
+    assert answer["values"].shape == (1, 3, 1)
+
+    import torch
+
+    from oformer.fields import Field
+    from oformer.predict import Predictor
+
+    field = Field.of(torch.tensor(x[:, None]).float(), torch.sin(2 * torch.pi * torch.tensor(x)).float()[None, :, None])
+    expected = Predictor(trained / "outputs/burgers-demo", "cpu")(field, torch.tensor([[0.1], [0.5], [0.77]]))
+    np.testing.assert_allclose(answer["values"], expected.values.numpy(), rtol=1e-5, atol=1e-7)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_draws_each_figure(trained, tmp_path):
+    done = cli("plot", "outputs/burgers-demo", "--out", tmp_path, "--device", "cpu", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert {p.stem for p in tmp_path.glob("*.png")} == {"training", "predictions", "by-resolution"}
+
+
+def test_inspect_says_what_things_are(trained, capsys, tmp_path):
+    run = trained / "outputs/burgers-demo"
+    (dataset,) = (trained / "datasets").iterdir()
+    np.savez(tmp_path / "a.npz", thing=np.array([1.0, np.nan]))
+    for path, words in (
+        (dataset, ["Burgers", "12 (train 0..7, test 8..11)", "64", "checksums all as written"]),
+        (run, ["Run: burgers-demo", "step 6", "finished"]),
+        (sorted((run / "checkpoints").iterdir())[-1], ["Checkpoint", "parameters", "independent"]),
+        (tmp_path / "a.npz", ["thing", "float64 (2,)", "1 not finite"]),
+    ):
+        assert main(["inspect", str(path), "--verify"]) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words), shown
+
+
+def test_generate_in_two_shares_equals_one(tmp_path, capsys):
+    small = ["--points", "64", "--solver-points", "64", "--modes", "6", "--steps", "20"]
+    for shard in ("0/2", "1/2"):
+        arguments = [
+            "generate",
+            "burgers",
+            "--count",
+            "130",
+            "--shard",
+            shard,
+            "--out",
+            str(tmp_path / "two"),
+        ]
+        assert main([*arguments, "--device", "cpu", *small]) == 0
+    assert (
+        main(
+            [
+                "generate",
+                "burgers",
+                "--count",
+                "130",
+                "--out",
+                str(tmp_path / "one"),
+                "--device",
+                "cpu",
+                *small,
+            ]
+        )
+        == 0
+    )
+    one, two = (json.loads((tmp_path / n / "dataset.json").read_text()) for n in ("one", "two"))
+    assert [p["sha256"] for p in one["parts"]] == [p["sha256"] for p in two["parts"]]
+    assert one["complete"]
+
+
+MISTAKES = {
+    "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
+    "unknown problem": (["generate", "burgerz"], "burgers"),
+    "no generator": (["train", "darcy-141"], "--data"),
+    "no such run": (["predict", "nowhere", "x.npz"], "nowhere"),
+    "no such file": (["inspect", "nothing.npz"], "nothing there"),
+    "odd width": (["train", "burgers-512", "--model.encoder.width", "33"], "even"),
+    "bad shard": (["generate", "burgers", "--shard", "half"], "i/n"),
+    "unknown option": (["inspect", "x", "--colour"], "colour"),
+    "no gpu": (["train", "burgers-512", "--device", "cuda"], "GPU"),
+    "too few points": (["generate", "burgers", "--points", "20"], "modes"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_exit_code_two(name, capsys, tmp_path, monkeypatch):
+    arguments, words = MISTAKES[name]
+    if name == "no gpu":
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as stop:  # tyro's own refusals
+        code = stop.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert words in shown.out + shown.err
+    assert "Traceback" not in shown.err
+
+
+def test_traceback_shows_the_rest_on_request(tmp_path):
+    from oformer.errors import InputError
+
+    with pytest.raises(InputError):
+        main(["inspect", str(tmp_path / "nothing"), "--traceback"])
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    import signal
+
+    long = [*SMALL, "--training.steps", "100000", "--training.checkpoint-every", "100000"]
+    command = [sys.executable, "-m", "oformer", "train", "burgers-demo", "--device", "cpu", *long]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path.cwd())}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "outputs/burgers-demo/journal.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and '"train"' in journal.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Go on with: oformer train burgers-demo" in said
+    (saved,) = (tmp_path / "outputs/burgers-demo/checkpoints").iterdir()
+    assert int(saved.name) > 0

@@ -1,0 +1,51 @@
+"""The same code on a GPU: same data, same answers, same training, within what its arithmetic allows."""
+
+import pytest
+import torch
+
+from oformer.fields import collate
+from oformer.models import Operator
+from oformer.predict import Predictor
+from oformer.problems import Burgers
+from oformer.training.datasets import open_data
+from oformer.training.journal import read_journal
+from oformer.training.loop import train
+from tests.tiny import tiny_recipe
+
+pytestmark = pytest.mark.gpu
+
+
+def test_generated_samples_agree_with_the_cpu():
+    problem = Burgers(points=1024)
+    here, there = (problem.samples(range(8), 0, device) for device in ("cpu", "cuda"))
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a.input.values, b.input.values)
+        torch.testing.assert_close(a.target, b.target, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("autocast", "tolerance"), [(None, 1e-5), (torch.bfloat16, 3e-2)])
+def test_an_operator_answers_as_on_the_cpu(tiny_data, autocast, tolerance):
+    recipe = tiny_recipe()
+    operator = Operator(recipe.model.build(tiny_data.spec), recipe.normalization).fit(tiny_data).eval()
+    batch = collate([tiny_data[0], tiny_data[1]])
+    with torch.no_grad():
+        expected = operator(batch.input, batch.query)
+        operator.cuda().autocast = autocast
+        moved = batch.to("cuda")
+        answer = operator(moved.input, moved.query).cpu()
+    assert (answer - expected).norm() < tolerance * expected.norm()
+
+
+def test_training_runs_stops_and_goes_on_there(tmp_path):
+    recipe = tiny_recipe(steps=30, precision="tf32")
+    data = open_data(recipe, tmp_path / "data", device="cuda")
+    splits = data.split("train"), data.split("test")
+    first = train(recipe, tmp_path / "run", splits, device="cuda", max_minutes=0.0, quiet=True, tensorboard=False)
+    last = train(recipe, tmp_path / "run", splits, device="cuda", quiet=True, tensorboard=False)
+    assert (first.step, last.step) == (1, 30)
+    losses = [r["loss"] for r in read_journal(tmp_path / "run") if r["kind"] == "train"]
+    assert len(losses) == 30
+    assert sum(losses[-5:]) < sum(losses[:5])
+    answer = Predictor(tmp_path / "run", "cuda")(data[0].input)
+    assert answer.values.device.type == "cpu"
+    assert bool(torch.isfinite(answer.values).all())

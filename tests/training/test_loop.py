@@ -1,0 +1,234 @@
+"""The loop: resumed equals uninterrupted, nothing is lost, and it learns."""
+
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from oformer.checkpoint import load_checkpoint, load_tensors
+from oformer.config import to_json
+from oformer.errors import InputError, TrainingDiverged
+from oformer.files import write_json
+from oformer.training import loop
+from oformer.training.evaluate import evaluate
+from oformer.training.journal import read_journal
+from oformer.training.loop import STATE, checkpoints, train
+from oformer.training.losses import Loss
+from oformer.training.optimizers import Optimizer
+from tests.tiny import tiny_recipe
+
+
+@pytest.fixture
+def splits(tiny_data):
+    return tiny_data.split("train"), tiny_data.split("test")
+
+
+def run(recipe, folder, splits, **options):
+    return train(recipe, folder, splits, quiet=True, tensorboard=False, **options)
+
+
+def stop_after(monkeypatch, steps, number=signal.SIGTERM):
+    """Send this process a signal in the middle of a step, as a scheduler or a person would."""
+    descend, done = loop._descend, []
+
+    def counted(*arguments):
+        done.append(1)
+        if len(done) == steps:
+            signal.raise_signal(number)
+        return descend(*arguments)
+
+    monkeypatch.setattr(loop, "_descend", counted)
+
+
+def same_state(a: Path, b: Path) -> bool:
+    """Whether two runs ended in the same weights, averages, moments and random states, bit for bit."""
+    last_a, last_b = checkpoints(a)[-1], checkpoints(b)[-1]
+    for name in ("model.safetensors", STATE):
+        one, two = load_tensors(last_a / name), load_tensors(last_b / name)
+        if one.keys() != two.keys() or not all(torch.equal(one[n], two[n]) for n in one):
+            return False
+    return last_a.name == last_b.name
+
+
+def losses(folder):
+    return [(r["step"], r["loss"]) for r in read_journal(folder) if r["kind"] == "train"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number):
+    recipe = tiny_recipe()
+    whole = run(recipe, tmp_path / "whole", splits)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 17, number)
+        first = run(recipe, tmp_path / "parts", splits)
+    assert (first.step, first.reason, first.finished) == (17, number.name, False)
+    assert checkpoints(tmp_path / "parts")[-1].name == "00000017"
+    torch.manual_seed(12345)  # what another process would have
+    second = run(recipe, tmp_path / "parts", splits)
+    assert second.finished
+    assert second.step == 40
+    assert same_state(tmp_path / "whole", tmp_path / "parts")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert whole.scores == second.scores
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path, splits):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(tiny_recipe(steps=6, seed=seed), tmp_path / name, splits)
+    assert same_state(tmp_path / "a", tmp_path / "b")
+    assert not same_state(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_journal_line_beyond_the_checkpoint_is_written_again_once(tmp_path, splits, monkeypatch):
+    recipe = tiny_recipe()
+
+    def crash(*arguments):
+        if arguments[1].step == 16:
+            raise RuntimeError("power cut")
+        return descend(*arguments)
+
+    descend = loop._descend
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_descend", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(recipe, tmp_path, splits)
+    assert losses(tmp_path)[-1][0] == 16
+    run(recipe, tmp_path, splits)
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 41))
+
+
+def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
+    """A process killed at a random moment, twice, then resumed, equals one that never was."""
+    recipe = tiny_recipe(steps=400, checkpoint_every=5, evaluate_every=100)
+    folder, script = tmp_path / "killed", tmp_path / "script.py"
+    write_json(tmp_path / "recipe.json", to_json(recipe))
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from oformer.config import from_json\n"
+        "from oformer.data.dataset import PointDataset\n"
+        "from oformer.files import read_json\n"
+        "from oformer.training.loop import train\n"
+        "from oformer.training.recipe import Recipe\n"
+        "recipe = from_json(Recipe, read_json(Path(sys.argv[1])))\n"
+        "data = PointDataset.open(sys.argv[2], recipe.data.view)\n"
+        "train(recipe, Path(sys.argv[3]), (data.split('train'), data.split('test')), quiet=True, tensorboard=False)\n"
+    )
+    arguments = [
+        sys.executable,
+        str(script),
+        str(tmp_path / "recipe.json"),
+        str(store_folder(tiny_data)),
+        str(folder),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(2):
+        process = subprocess.Popen(arguments, env=environment)
+        seen = len(losses(folder)) if folder.exists() else 0
+        deadline = time.monotonic() + 120
+        while process.poll() is None and (not folder.exists() or len(losses(folder)) <= seen + 12):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.Random().uniform(0, 0.1))  # a moment that nobody chose
+        process.kill()
+        process.wait()
+        reached, kept = losses(folder)[-1][0], int(checkpoints(folder)[-1].name)
+        assert reached - kept <= 2 * recipe.training.checkpoint_every
+        load_checkpoint(checkpoints(folder)[-1])
+    torch.set_num_threads(1)
+    run(recipe, folder, splits)
+    run(recipe, tmp_path / "whole", splits)
+    assert same_state(folder, tmp_path / "whole")
+
+
+def store_folder(data) -> Path:
+    return data._source.folder
+
+
+def test_time_limit_stops_cleanly_and_goes_on(tmp_path, splits):
+    recipe = tiny_recipe(steps=5)
+    steps = []
+    for _ in range(5):
+        outcome = run(recipe, tmp_path, splits, max_minutes=0.0)
+        steps.append((outcome.step, outcome.reason))
+    assert steps == [(1, "time"), (2, "time"), (3, "time"), (4, "time"), (5, "finished")]
+    assert run(recipe, tmp_path, splits).step == 5
+
+
+def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, monkeypatch):
+    recipe = tiny_recipe()
+    save, calls = loop.save_checkpoint, []
+
+    def fails_at_last(folder, checkpoint, extra):
+        calls.append(folder)
+        if len(calls) == 2:
+            extra = {**extra, "no/such/place": None}  # fails after the other files are written
+        return save(folder, checkpoint, extra)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", fails_at_last)
+        with pytest.raises(TypeError):
+            run(recipe, tmp_path, splits)
+    assert [p.name for p in checkpoints(tmp_path)] == ["00000010"]
+    assert run(recipe, tmp_path, splits).finished
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path, splits):
+    run(tiny_recipe(), tmp_path, splits)
+    assert [p.name for p in checkpoints(tmp_path)] == ["00000030", "00000040"]
+
+
+def test_another_recipe_in_the_same_folder_is_refused_by_name(tmp_path, splits):
+    run(tiny_recipe(steps=3), tmp_path, splits)
+    other = tiny_recipe(steps=3, optimizer=Optimizer(rate=0.5))
+    with pytest.raises(InputError, match=r"training\.optimizer"):
+        run(other, tmp_path, splits)
+    # What does not change the weights may change.
+    assert run(tiny_recipe(steps=3, log_every=7, checkpoint_every=2), tmp_path, splits).finished
+
+
+def test_divergence_is_named_and_the_last_good_state_stays(tmp_path, splits):
+    recipe = tiny_recipe(optimizer=Optimizer(rate=1e30), checkpoint_every=1, ema=None)
+    with pytest.raises(TrainingDiverged, match="finite"):
+        run(recipe, tmp_path, splits)
+    shutil.rmtree(tmp_path)
+
+
+def test_patience_stops_a_run_that_no_longer_improves(tmp_path, splits):
+    still = Optimizer(kind="adamw", rate=0.0, weight_decay=0.0)
+    outcome = run(tiny_recipe(evaluate_every=2, patience=3, optimizer=still, ema=None), tmp_path, splits)
+    assert (outcome.step, outcome.reason) == (8, "patience")
+    assert outcome.finished
+
+
+def test_the_average_is_what_is_saved_and_returned(tmp_path, splits):
+    outcome = run(tiny_recipe(steps=12, log_every=1), tmp_path, splits)
+    newest = checkpoints(tmp_path)[-1]
+    saved = load_checkpoint(newest).operator
+    for a, b in zip(outcome.operator.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(a, b)
+    raw = load_tensors(newest / STATE)["weights/0"]
+    assert not torch.equal(raw, next(iter(saved.model.parameters())))
+    again = evaluate(saved, splits[1], 4)
+    assert again.error == pytest.approx(outcome.scores.error, rel=1e-6)
+
+
+def test_it_learns(tmp_path, splits):
+    """From a relative error of about one to a small share of it, on the samples it was shown."""
+    recipe = tiny_recipe(
+        steps=300, drop=None, augment=False, loss=Loss(), evaluate_every=300, checkpoint_every=300, ema=None
+    )
+    quiet_model = dataclasses.replace(
+        recipe.model, encoder=dataclasses.replace(recipe.model.encoder, dropout=0.0, lift_dropout=0.0)
+    )
+    recipe = dataclasses.replace(recipe, model=quiet_model)
+    outcome = run(recipe, tmp_path, splits)
+    assert evaluate(outcome.operator, splits[0], 4).error < 0.15
