@@ -130,6 +130,8 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             raise InputError(f"at least 1 in --{name}", str(getattr(options, name)))
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     gpu = device.startswith("cuda")
+    if device != "cpu" and not gpu:  # another kind of device needs its own clock
+        raise InputError("cpu or cuda as --device", f"`{device}`")
     if gpu and not torch.cuda.is_available():
         raise InputError("a GPU that torch sees for --device cuda", "none", "Use --device cpu")
     precisions = options.precision or (PRECISIONS if gpu else ("float32",))
@@ -188,6 +190,8 @@ def measure(case: Case) -> dict[str, float]:
 
     recipe, device = recipe_named(case.recipe), torch.device(case.device)
     gpu = device.type == "cuda"
+    if gpu and device.index is not None:
+        torch.cuda.set_device(device)  # the marks below go into the stream of the current device
     before = resident_mib()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
@@ -300,11 +304,12 @@ def torch_version() -> str:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their speeds relative to the first one of their recipe, which is eager float32 unless excluded."""
+    """The rows with their speeds relative to their recipe's first one that ran: eager float32, unless excluded."""
     first: dict[str, float] = {}
     for row in rows:
-        first.setdefault(row.recipe, row.steps_per_second)
-    return [dataclasses.replace(row, ratio=row.steps_per_second / first[row.recipe]) for row in rows]
+        if not row.failure:
+            first.setdefault(row.recipe, row.steps_per_second)
+    return [dataclasses.replace(r, ratio=r.steps_per_second / first.get(r.recipe, math.nan)) for r in rows]
 
 
 def table(rows: Sequence[Row]) -> str:

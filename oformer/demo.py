@@ -26,9 +26,7 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     if fresh and run.exists():
         shutil.rmtree(run)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    _say(
-        f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}."
-    )
+    _say(f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}.")
     data = open_data(recipe, out / "datasets", device=device, say=_say)
     _say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
     outcome = train(recipe, run, (data.split("train"), data.split("test")), device=device, max_minutes=minutes)

@@ -30,9 +30,9 @@ def _burgers(points: int, error: str) -> Recipe:
         model=OFormerConfig(
             attention="fourier",
             encoder=Encoder(
-                width=96, depth=4, heads=1, multipliers=(8 * n, 4 * n, 4 * n, n), append_coords=True
+                width=96, depth=4, heads=1, layernorm=False, multipliers=(8 * n, 4 * n, 4 * n, n), append_coords=True
             ),
-            query=Query(width=96, fourier_features=96, sigma=2.0, activation_first=True, heads=8, multiplier=n),
+            query=Query(width=96, fourier_features=96, sigma=2.0, activation_first=True, hidden=(), heads=8, multiplier=n),
             propagator=Propagator(depth=3, layers=3, diagonal_start=True),
             decoder=Decoder(hidden=(48,)),
         ),
@@ -118,12 +118,12 @@ def _poisson(name: str, width: int, seed: int, error: str) -> Recipe:
         name=name,
         spec=Spec(dim=2, in_times=1, in_channels=11, out_times=1, out_channels=3, query_channels=1),
         data=Data(train=8000, test=2000),
-        normalization=Normalization(input="max-abs", target="max-abs"),
+        normalization=Normalization(input="max-abs", target="max-abs", coords="as-is"),
         model=OFormerConfig(
             attention="galerkin",
             norm="layernorm",
             encoder=Encoder(
-                width=64, depth=2, heads=1, feedforward="relu", multipliers=(2500, 600), coords_as_features=False,
+                width=64, depth=2, heads=1, layernorm=False, feedforward="relu", multipliers=(2500, 600), coords_as_features=False,
                 lift_layers=2, lift_activation="relu", bottom_layers=2, lift_dropout=0.05,
             ),
             query=Query(
@@ -195,17 +195,17 @@ def _demo() -> Recipe:
         name="burgers-demo",
         problem=Burgers(points=1024, solver_points=512),
         data=Data(train=512, test=96, view=View(points=(points,))),
-        normalization=Normalization(input="none", target="none"),
+        normalization=Normalization(input="none", target="none", coords="as-is"),
         model=OFormerConfig(
             attention="fourier",
             rotary="integer",
-            encoder=Encoder(width=64, depth=4, heads=1, append_coords=True),
-            query=Query(width=64, fourier_features=64, sigma=2.0, activation_first=True, heads=4),
+            encoder=Encoder(width=64, depth=4, heads=1, layernorm=False, multipliers=(1.0,), append_coords=True),
+            query=Query(width=64, fourier_features=64, sigma=2.0, activation_first=True, hidden=(), heads=4, multiplier=1.0),
             propagator=Propagator(depth=2, layers=3, diagonal_start=True),
             decoder=Decoder(hidden=(32,)),
         ),
         training=Training(
-            steps=1600,
+            steps=2000,
             batch=8,
             optimizer=Optimizer(kind="muon", rate=1e-3, matrix_rate=2e-3),
             schedule=OneCycle(warmup=0.2, start=1e2, end=1e2),

@@ -85,6 +85,7 @@ def test_every_default_recipe_has_a_grid_and_is_cut_down_on_a_cpu(capsys):
         (["--names", "burgers-2047"], "Did you mean `burgers-2048`?"),
         (["--names", "airfoil"], "a recipe on a regular grid"),
         (["--points", "0"], "at least 1 in --points"),
+        (["--device", "tpu"], "cpu or cuda as --device, got `tpu`"),
         (["--reference", "nowhere.csv"], "a readable file at nowhere.csv"),
     ],
 )
@@ -96,6 +97,8 @@ def test_mistakes_are_one_sentence_and_status_2(arguments, words, capsys):
 def test_ratios_are_relative_to_the_first_row_of_each_recipe():
     rows = [row(), row(compiled=True, steps_per_second=25.0), row(recipe="ns2-full", steps_per_second=4.0)]
     assert [r.ratio for r in run.with_ratios(rows)] == [1.0, 2.5, 1.0]
+    failed = row(failure="no memory", steps_per_second=math.nan)
+    assert [r.ratio for r in run.with_ratios([failed, *rows])][1:] == [1.0, 2.5, 1.0]
 
 
 def test_rows_survive_the_csv_file(tmp_path):

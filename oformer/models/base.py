@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, check_field
+from oformer.moments import Moments
 from oformer.nn.normalizer import GridNormalizer, Normalizer
 from oformer.nn.rotary import once_per_grid
 
@@ -61,7 +63,7 @@ class Normalization:
 
     input: Values = "channel"
     target: Values = "channel"
-    coords: Literal["as-is", "from-zero", "unit-box"] = "as-is"
+    coords: Literal["as-is", "from-zero", "unit-box"] = "unit-box"
     boundary: Literal["free", "zero"] = "free"  # zero: the answer vanishes on the faces of the training box
 
     def normalizer(self, kind: Values, channels: int, spec: Spec) -> Normalizer:
@@ -102,7 +104,7 @@ class Operator(nn.Module):
     def fit(self, samples: Iterable[Sample]) -> "Operator":
         """Set the statistics from the training samples, in one pass."""
         s, n = self.spec, self.normalization
-        inputs, targets = _Moments(n.input), _Moments(n.target)
+        inputs, targets = Moments(n.input == "pointwise"), Moments(n.target == "pointwise")
         low = torch.full((s.dim,), torch.inf, dtype=torch.float64)
         high, query_low, query_high = -low, low, -low
         for sample in samples:
@@ -110,12 +112,14 @@ class Operator(nn.Module):
             targets.add(sample.target)
             low, high = _grow(low, high, sample.input.coords)
             query_low, query_high = _grow(query_low, query_high, sample.query.coords)
-        inputs.store(self.input_scale, low, high, skip=s.in_channels - 1 if s.in_categories else None)
-        targets.store(self.target_scale, query_low, query_high)
+        if not inputs.count:
+            raise InputError("at least one training sample", "none")
+        _store(self.input_scale, n.input, inputs, (low, high), bool(s.in_categories))
+        _store(self.target_scale, n.target, targets, (query_low, query_high), False)
         if n.coords != "as-is":
             self.origin.copy_(low)
         if n.coords == "unit-box":
-            self.extent.copy_(torch.where(high > low, high - low, torch.ones_like(low)))
+            self.extent.copy_(_extent(low, high))
         self.box.copy_(torch.stack([torch.minimum(low, query_low), torch.maximum(high, query_high)]))
         return self
 
@@ -175,59 +179,38 @@ def _grow(low: Tensor, high: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(low, coords.amin(0).double()), torch.maximum(high, coords.amax(0).double())
 
 
-class _Moments:
-    """Mean, spread and largest magnitude, gathered sample by sample in float64.
+def _store(normalizer: Normalizer, kind: Values, moments: Moments, box: tuple[Tensor, Tensor], code: bool) -> None:
+    """Turn moments into the shift and scale that a kind of normalization asks for.
 
-    Deviations are taken from the first sample's mean, so that a large common offset costs no digits.
+    Args:
+        normalizer: to be filled.
+        kind: of normalization.
+        moments: of the training samples.
+        box: the corners of their points.
+        code: whether the last channel is a code, which is not a number and stays as it is.
     """
+    if kind == "none":
+        return
+    shift, scale = moments.mean, moments.std
+    largest = np.maximum(np.abs(moments.low), np.abs(moments.high))
+    if kind == "scalar":
+        # All channels share one scale: the spread within channels and between their means.
+        scale = np.full_like(scale, np.sqrt((scale**2 + (shift - shift.mean()) ** 2).mean()))
+        shift = np.full_like(shift, shift.mean())
+    if kind == "max-abs":
+        shift, scale = np.zeros_like(shift), largest
+    if kind == "pointwise":
+        scale = scale + 1e-5  # the reference's guard where the field never changes
+    scale = np.where(scale > 1e-12 * largest, scale, 1.0)
+    if code:
+        shift[..., -1], scale[..., -1] = 0.0, 1.0
+    normalizer.shift.copy_(torch.from_numpy(shift))
+    normalizer.scale.copy_(torch.from_numpy(scale))
+    if isinstance(normalizer, GridNormalizer):
+        normalizer.origin.copy_(box[0])
+        normalizer.extent.copy_(_extent(*box))
 
-    def __init__(self, kind: Values):
-        self.kind = kind
-        self.count = 0.0
-        self.reference = self.total = self.squares = self.largest = torch.zeros(())
 
-    def add(self, values: Float[Tensor, "times points channels"]) -> None:
-        values = values.double()
-        if self.kind == "none":
-            return
-        axes = (0,) if self.kind == "pointwise" else (0, 1)
-        if not self.count:
-            self.reference = values.mean(axes)
-        elif self.kind == "pointwise" and values.shape[1:] != self.reference.shape:
-            raise InputError(
-                "the same grid in every sample for pointwise normalization",
-                "different point counts",
-                "Use `channel`",
-            )
-        deviation = values - self.reference
-        self.count += values.shape[0] * (1 if self.kind == "pointwise" else values.shape[1])
-        self.total = self.total + deviation.sum(axes)
-        self.squares = self.squares + deviation.square().sum(axes)
-        self.largest = torch.maximum(self.largest, values.abs().amax((0, 1)))
-
-    def store(self, normalizer: Normalizer, low: Tensor, high: Tensor, skip: int | None = None) -> None:
-        if self.kind == "none":
-            return
-        if not self.count:
-            raise InputError("at least one training sample", "none")
-        offset = self.total / self.count
-        mean = self.reference + offset
-        variance = (self.squares / self.count - offset.square()).clamp_min(0)
-        if self.kind == "scalar":
-            # All channels share one scale: the spread within channels and between their means.
-            variance = (variance + (mean - mean.mean()).square()).mean().expand_as(mean)
-            mean = mean.mean().expand_as(mean)
-        shift, scale = mean, variance.sqrt()
-        if self.kind == "max-abs":
-            shift, scale = torch.zeros_like(mean), self.largest
-        if self.kind == "pointwise":
-            scale = scale + 1e-5  # the reference's guard where the field never changes
-        scale = torch.where(scale > 1e-12 * self.largest.clamp_min(1e-300), scale, torch.ones_like(scale))
-        if skip is not None:  # a code is not a number
-            shift, scale = shift.clone(), scale.clone()
-            shift[..., skip], scale[..., skip] = 0.0, 1.0
-        normalizer.shift.copy_(shift)
-        normalizer.scale.copy_(scale)
-        if isinstance(normalizer, GridNormalizer):
-            normalizer.origin.copy_(low)
-            normalizer.extent.copy_(torch.where(high > low, high - low, torch.ones_like(low)))
+def _extent(low: Tensor, high: Tensor) -> Tensor:
+    """The size of a box; a flat one counts as one."""
+    return torch.where(high > low, high - low, torch.ones_like(low))

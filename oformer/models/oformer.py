@@ -35,9 +35,9 @@ class Encoder:
     width: int = 96
     depth: int = 4
     heads: int = 1
-    layernorm: bool = False  # on the trunk, before attention and before the feed-forward
+    layernorm: bool = True  # on the trunk, before attention and before the feed-forward
     feedforward: FeedForward = "gated"
-    multipliers: tuple[float, ...] = (1.0,)  # of the rotary angles, one per block (the last one repeats)
+    multipliers: tuple[float, ...] = (32.0,)  # of the rotary angles, one per block (the last one repeats)
     coords_as_features: bool = True  # give the coordinates to the lift, beside the values
     append_coords: bool = False  # and once more, unlifted, in place of the last channels of the width
     lift_layers: int = 1
@@ -56,12 +56,12 @@ class Query:
     fourier_features: int = 96  # random waves; 0: the coordinates themselves
     sigma: float = 2.0  # the scale of the waves
     activation_first: bool = False  # GELU on the features before the first layer
-    hidden: tuple[int, ...] = ()
-    heads: int = 8
-    multiplier: float = 1.0
+    hidden: tuple[int, ...] = (96,)
+    heads: int = 4
+    multiplier: float = 32.0
     source_dropout: float = 0.0
     mixing: bool = False  # one self-attention among the queries afterwards
-    mixing_multiplier: float = 1.0
+    mixing_multiplier: float = 32.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class OFormerConfig:
     rotary_modes: int = 32  # of integer frequencies
     encoder: Encoder = Encoder()
     query: Query = Query()
-    propagator: Propagator = Propagator(depth=0)
+    propagator: Propagator = Propagator(layernorm=True)
     decoder: Decoder = Decoder()
 
     def __post_init__(self) -> None:

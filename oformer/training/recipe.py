@@ -34,8 +34,8 @@ class Training:
 
     steps: int
     batch: int = 16
-    optimizer: Optimizer = Optimizer()
-    schedule: OneCycle = OneCycle()
+    optimizer: Optimizer = Optimizer(kind="muon", clip=(("all", 1.0),))
+    schedule: OneCycle = OneCycle(warmup=0.2, start=1e2, end=1e2)
     loss: Loss = Loss()
     horizon: Horizon | None = None
     drop: Drop | None = None
