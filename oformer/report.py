@@ -72,7 +72,7 @@ def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Pat
 
 _CAPTIONS = {
     "training": "Training loss and test error.",
-    "predictions": "Best, median and worst prediction of the test split; the error beneath each on a scale of its own.",
+    "predictions": "Best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
     "by-step": "Error over time.",
     "by-resolution": "Test error when the same weights see other numbers of points.",
 }
