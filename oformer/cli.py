@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from oformer.training.recipe import Recipe
 
 Device = Literal["auto", "cpu", "cuda"]
-Name = tyro.conf.Positional[str]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
 @dataclass
@@ -320,6 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"oformer {__version__}")
         return 0
+    if arguments[:1] == ["train"] and {"-h", "--help"} & set(arguments[2:]) and not arguments[1].startswith("-"):
+        arguments = ["list", arguments[1]]  # the settings of that recipe are what is asked for
     members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items()]
     union: Any = Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
     try:
@@ -337,6 +340,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"oformer: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("oformer: interrupted; what was finished is saved, and the same command goes on.", file=sys.stderr)
         return 130
@@ -359,7 +365,8 @@ def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
         args=rest,
         prog=f"oformer train {recipe.name}",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
-        description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value:",
+        description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value. What `train` itself takes "
+        "(--out, --data, --device, --max-minutes...) is in: oformer train --help",
     )
 
 

@@ -114,6 +114,8 @@ def _summary(checkpoint: Checkpoint) -> page.Table:
             ("median error", f"{scores['median']:.3%}"),
             ("worst error", f"{scores['worst']:.3%}"),
         ]
+    if checkpoint.recipe and checkpoint.recipe["paper"]:
+        rows.append(("in the paper", checkpoint.recipe["paper"]))
     rows += [(name, str(value)) for name, value in checkpoint.provenance.items() if value is not None]
     return page.Table("The run (errors are relative L2, in physical units)", ("", "value"), rows)
 

@@ -12,7 +12,9 @@ import pytest
 
 from oformer.cli import COMMANDS, main
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+ROOT = Path(__file__).resolve().parent.parent
+PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": PATHS}
 # The smallest thing that `train` can do, spelled as a person would.
 SMALL = [
     "--problem.points", "64", "--problem.solver-points", "64", "--problem.modes", "6", "--problem.steps", "40",
@@ -26,7 +28,7 @@ SMALL = [
 def cli(*arguments, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "oformer", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, env={**ENVIRONMENT, "PYTHONPATH": str(Path.cwd())}, timeout=240,
+        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=240,
     )  # fmt: skip
 
 
@@ -215,8 +217,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
 
     long = [*SMALL, "--training.steps", "100000", "--training.checkpoint-every", "100000"]
     command = [sys.executable, "-m", "oformer", "train", "burgers-demo", "--device", "cpu", *long]
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path.cwd())}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "outputs/burgers-demo/journal.jsonl"
     deadline = time.monotonic() + 120
     while not (journal.exists() and '"train"' in journal.read_text()):

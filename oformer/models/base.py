@@ -195,8 +195,9 @@ def _store(normalizer: Normalizer, kind: Values, moments: Moments, box: tuple[Te
     largest = np.maximum(np.abs(moments.low), np.abs(moments.high))
     if kind == "scalar":
         # All channels share one scale: the spread within channels and between their means.
-        scale = np.full_like(scale, np.sqrt((scale**2 + (shift - shift.mean()) ** 2).mean()))
-        shift = np.full_like(shift, shift.mean())
+        means, spreads = (shift[:-1], scale[:-1]) if code else (shift, scale)
+        scale = np.full_like(scale, np.sqrt((spreads**2 + (means - means.mean()) ** 2).mean()))
+        shift = np.full_like(shift, means.mean())
     if kind == "max-abs":
         shift, scale = np.zeros_like(shift), largest
     if kind == "pointwise":

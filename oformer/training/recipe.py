@@ -68,6 +68,10 @@ class Recipe:
     spec: Spec | None = None  # of the data where no generator says it
     paper: str = ""  # the row of the paper, and its error
 
+    def __post_init__(self) -> None:
+        if self.training.augment and self.problem is None:
+            raise InputError("a problem whose symmetries are known for training.augment", "data alone", "Leave it off")
+
     def data_spec(self) -> Spec:
         """The shape of the data under the recipe's view."""
         if self.problem is not None:

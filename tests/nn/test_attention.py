@@ -240,7 +240,9 @@ def test_detached_statistics_give_the_same_values_and_pass_no_gradient():
     close(around, direction * inverse.detach())
     # The whole derivative of a weighted norm, by hand: a shift and a stretch of all points have none.
     normalized = ((x - mean) * inverse).detach()
-    moved = direction - w * direction.sum(2, keepdim=True) - w * normalized * (direction * normalized).sum(2, keepdim=True)
+    moved = (
+        direction - w * direction.sum(2, keepdim=True) - w * normalized * (direction * normalized).sum(2, keepdim=True)
+    )
     close(through, inverse.detach() * moved)
     assert (through - around).abs().max() > 0.1
 

@@ -1,5 +1,6 @@
 """Point-wise networks, against their formulas written out with erf."""
 
+import itertools
 import math
 
 import pytest
@@ -37,9 +38,7 @@ def by_hand(network: MLP, x: Tensor, activation) -> Tensor:
 @pytest.mark.parametrize(("bias", "last_bias"), [(False, False), (True, False), (False, True), (True, True)])
 def test_mlp_equals_its_formula(widths, activation, function, bias, last_bias):
     network = MLP(widths, activation, bias=bias, last_bias=last_bias)
-    assert [(layer.in_features, layer.out_features) for layer in network.layers] == list(
-        zip(widths, widths[1:], strict=False)
-    )
+    assert [(layer.in_features, layer.out_features) for layer in network.layers] == list(itertools.pairwise(widths))
     wanted = [bias] * (len(widths) - 2) + [last_bias]
     assert [layer.bias is not None for layer in network.layers] == wanted
     x = torch.randn(2, 4, 3)

@@ -1,0 +1,191 @@
+"""Every experiment of the paper has a recipe, with the numbers of the paper's code."""
+
+import json
+
+import pytest
+import torch
+
+from oformer.config import from_json, to_json
+from oformer.errors import InputError
+from oformer.fields import Field
+from oformer.models import Operator
+from oformer.recipes import RECIPES, recipe_named
+from oformer.training.losses import Loss
+from oformer.training.recipe import Data, Recipe, Training
+from oformer.training.schedules import Horizon
+
+PAPER = {
+    "burgers-512", "burgers-2048", "burgers-8192", "darcy-141", "darcy-211", "ns1", "ns2-part", "ns2-full", "ns3",
+    "ns-mix", "electro", "electro-aug", "magneto", "magneto-aug", "airfoil",
+}  # fmt: skip
+
+each_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def test_all_experiments_of_the_paper_are_there():
+    assert {name for name, recipe in RECIPES.items() if recipe.paper.startswith(("Table", "Section"))} == PAPER
+
+
+@each_recipe
+def test_a_recipe_knows_its_own_name_and_says_what_it_is(name):
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert recipe.paper
+    assert f"{recipe.training.steps:,} steps" in recipe.describe()
+
+
+@each_recipe
+def test_it_goes_through_json_and_comes_back_the_same(name):
+    recipe = RECIPES[name]
+    written = json.dumps(to_json(recipe), allow_nan=False)
+    again = from_json(Recipe, json.loads(written))
+    assert again == recipe
+    assert to_json(again) == json.loads(written)
+    assert isinstance(again.training.loss, Loss)
+    assert type(again.model) is type(recipe.model)
+
+
+@each_recipe
+def test_it_builds_an_operator_that_answers(name):
+    recipe = RECIPES[name]
+    spec = recipe.data_spec()
+    operator = Operator(recipe.model.build(spec), recipe.normalization).eval()
+    values = torch.randn(2, spec.in_times, 5, spec.in_channels)
+    if spec.in_categories:
+        values[..., -1] = torch.randint(0, spec.in_categories, (2, 1, 5))
+    flags = torch.randint(0, max(spec.query_categories, 2), (2, 1, 3, spec.query_channels)).float()
+    input, query = Field.of(torch.rand(2, 5, spec.dim), values), Field.of(torch.rand(2, 3, spec.dim), flags)
+    operator.check(input, query)
+    with torch.no_grad():
+        answer = operator(input, query)
+    assert answer.shape == (2, spec.out_times, 3, spec.out_channels)
+    assert torch.isfinite(answer).all()
+
+
+# Section 7 of the facts: kind, peak, weight decay, warm-up, first rate, last rate, clipping, batch, steps, horizon.
+BOTH, ENCODER = (("encoder", 2.0), ("decoder", 2.0)), (("encoder", 2.0),)
+SCHEDULES = {
+    "burgers-512": ("adam", 8e-4, 0.2, 8e-8, 8e-12, (), 16, 20_000, None),
+    "burgers-2048": ("adam", 8e-4, 0.2, 8e-8, 8e-12, (), 16, 20_000, None),
+    "burgers-8192": ("adam", 8e-4, 0.2, 8e-8, 8e-12, (), 16, 20_000, None),
+    "darcy-141": ("adam", 8e-4, 0.2, 8e-6, 8e-11, (), 8, 32_000, None),
+    "darcy-211": ("adam", 8e-4, 0.2, 8e-6, 8e-11, (), 8, 32_000, None),
+    "ns1": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(20, 0.16)),
+    "ns2-part": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(10, 0.16)),
+    "ns2-full": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 128_000, Horizon(10, 0.16)),
+    "ns3": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(5, 0.16)),
+    "ns-mix": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 128_000, Horizon(10, 0.16)),
+    "electro": ("adamw", 5e-4, 0.1, 5e-6, 5e-10, ENCODER, 32, 32_000, None),
+    "electro-aug": ("adamw", 5e-4, 0.1, 5e-6, 5e-10, ENCODER, 32, 32_000, None),
+    "magneto": ("adamw", 5e-4, 0.1, 5e-6, 5e-10, ENCODER, 32, 32_000, None),
+    "magneto-aug": ("adamw", 5e-4, 0.1, 5e-6, 5e-10, ENCODER, 32, 32_000, None),
+    "airfoil": ("adamw", 6e-4, 0.3, 6e-8, 6e-12, ENCODER, 16, 48_000, Horizon(8, 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_training_is_that_of_the_schedule_table(name):
+    kind, peak, warmup, first, last, clip, batch, steps, horizon = SCHEDULES[name]
+    training = RECIPES[name].training
+    optimizer, schedule = training.optimizer, training.schedule
+    assert (optimizer.kind, optimizer.rate, optimizer.weight_decay) == (kind, peak, 1e-4)
+    assert optimizer.clip == clip
+    assert optimizer.amsgrad == name.startswith(("electro", "magneto"))
+    assert (training.batch, training.steps, training.horizon) == (batch, steps, horizon)
+    assert schedule.warmup == warmup
+    rates = [optimizer.rate * schedule.at(step, steps)[0] for step in (0, int(warmup * steps) - 1, steps - 1)]
+    assert rates == pytest.approx([first, peak, last], rel=1e-6)
+    assert [schedule.at(step, steps)[1] for step in (0, int(warmup * steps) - 1, steps - 1)] == pytest.approx(
+        [0.95, 0.85, 0.95]
+    )
+    # Nothing of our own is mixed into a row of the paper.
+    assert training.drop is None
+    assert training.ema is None
+    assert not training.augment
+    assert training.precision == "float32"
+    assert RECIPES[name].model.rotary == "ladder"
+
+
+@pytest.mark.parametrize(
+    ("names", "loss"),
+    [
+        (["burgers-512", "burgers-2048", "burgers-8192"], Loss("relative-sequence", derivative=1e-3)),
+        (
+            ["darcy-141", "darcy-211"],
+            Loss("relative-sequence", "physical", 1e-6, 0.1, derivative_boundary="zero", derivative_rows=True),
+        ),
+        (
+            ["ns1", "ns2-part", "ns2-full", "ns3", "ns-mix"],
+            Loss("relative-step", "normalized", 1e-6, 0.05, derivative_boundary="periodic", derivative_rows=True),
+        ),
+        (["electro", "electro-aug", "magneto", "magneto-aug", "airfoil"], Loss("squared", "normalized")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_losses_are_those_of_the_released_code(names, loss):
+    for name in names:
+        assert RECIPES[name].training.loss == loss
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "frames_in", "frames_out", "grid"),
+    [
+        ("burgers-512", 1024, 100, 1, 1, (512,)),
+        ("burgers-8192", 1024, 100, 1, 1, (8192,)),
+        ("darcy-141", 1024, 100, 1, 1, (141, 141)),
+        ("darcy-211", 1024, 100, 1, 1, (211, 211)),
+        ("ns1", 1000, 200, 10, 40, (64, 64)),
+        ("ns2-part", 1000, 200, 10, 20, (64, 64)),
+        ("ns2-full", 9800, 200, 10, 20, (64, 64)),
+        ("ns3", 1000, 200, 10, 10, (64, 64)),
+        ("ns-mix", 10_000, 1000, 10, 20, (64, 64)),
+        ("electro", 8000, 2000, 1, 1, None),
+        ("magneto-aug", 8000, 2000, 1, 1, None),
+        ("airfoil", 1000, 100, 4, 22, None),
+    ],
+)
+def test_data_are_those_of_the_paper(name, train, test, frames_in, frames_out, grid):
+    recipe = RECIPES[name]
+    spec = recipe.data_spec()
+    assert (recipe.data.train, recipe.data.test) == (train, test)
+    assert (spec.in_times, spec.out_times, spec.grid) == (frames_in, frames_out, grid)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("burgers2048", "burgers-2048"), ("ns2full", "ns2-full"), ("Electro", "electro")]
+)
+def test_an_unknown_name_shows_the_nearest(wrong, near):
+    with pytest.raises(InputError, match=rf"the name of a recipe, got `{wrong}`\. Did you mean `{near}`\?") as caught:
+        recipe_named(wrong)
+    for name in RECIPES:
+        assert name in str(caught.value)
+
+
+def test_a_known_name_gives_the_recipe():
+    assert recipe_named("ns3") is RECIPES["ns3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: Training(steps=0), "`training.steps` of at least 1, got 0"),
+        (lambda: Training(steps=1, log_every=0), "`training.log_every` of at least 1, got 0"),
+        (lambda: Data(train=0, test=1), "at least one training and one test sample, got 0 and 1"),
+    ],
+)
+def test_refuses_settings_that_cannot_work(change, message):
+    with pytest.raises(InputError, match=message):
+        change()
+
+
+def test_a_recipe_without_data_says_so():
+    recipe = Recipe(name="mine", data=Data(1, 1), model=RECIPES["ns3"].model, training=Training(steps=1))
+    with pytest.raises(InputError, match="a problem or a spec in recipe `mine`"):
+        recipe.data_spec()
+
+
+def test_an_edited_recipe_is_refused_with_its_place():
+    content = to_json(RECIPES["ns3"])
+    content["model"]["encoder"]["widht"] = content["model"]["encoder"].pop("width")
+    with pytest.raises(InputError, match=r"model\.encoder.*unknown widht; missing width"):
+        from_json(Recipe, content)

@@ -1,0 +1,251 @@
+"""What changes while training goes on: the same curve as torch's, the switch points of the paper, honest dropping."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from oformer.errors import InputError
+from oformer.fields import Batch, Field
+from oformer.training.schedules import Drop, Horizon, OneCycle, generator_at, keep_points
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup", "start", "end"),
+    [
+        (2000, 0.2, 1e4, 1e4),  # Burgers
+        (3200, 0.2, 1e2, 1e5),  # Darcy
+        (1281, 0.3, 1e4, 1e4),  # Navier-Stokes, a number that is no multiple
+        (320, 0.1, 1e2, 1e4),  # the Poisson problems
+        (57, 0.37, 25.0, 10.0),
+        (4, 0.5, 10.0, 10.0),
+    ],
+)
+def test_one_cycle_is_the_curve_of_torch(steps, warmup, start, end):
+    peak = 8e-4
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, peak, total_steps=steps, pct_start=warmup, div_factor=start, final_div_factor=end
+    )
+    ours = OneCycle(warmup, start, end)
+    for step in range(steps):
+        factor, beta1 = ours.at(step, steps)
+        group = optimizer.param_groups[0]
+        assert peak * factor == pytest.approx(group["lr"], rel=1e-9, abs=1e-18), step
+        assert beta1 == pytest.approx(group["betas"][0], rel=1e-12), step
+        optimizer.step()
+        if step < steps - 1:
+            theirs.step()
+
+
+def test_one_cycle_goes_from_start_over_the_peak_to_the_end():
+    cycle = OneCycle(warmup=0.25, start=100.0, end=50.0, beta1=(0.9, 0.7))
+    assert cycle.at(0, 400) == pytest.approx((1 / 100, 0.9))
+    assert cycle.at(99, 400) == pytest.approx((1.0, 0.7))
+    assert cycle.at(399, 400) == pytest.approx((1 / 5000, 0.9))
+    factors = [cycle.at(step, 400)[0] for step in range(400)]
+    assert factors[:100] == sorted(factors[:100])
+    assert factors[99:] == sorted(factors[99:], reverse=True)
+
+
+def test_one_cycle_works_for_a_single_step_and_stays_down_after_the_end():
+    factor, beta1 = OneCycle().at(0, 1)
+    assert 0 < factor <= 1
+    assert 0.85 <= beta1 <= 0.95
+    assert OneCycle().at(1000, 100) == OneCycle().at(99, 100)
+
+
+def switches(horizon: Horizon, steps: int, times: int) -> list[tuple[int, int]]:
+    """(first step, frames) of each stage, steps counted from zero."""
+    frames = [horizon.at(step, steps, times) for step in range(int(horizon.ramp * steps) + 3)]
+    return [(step, now) for step, now in enumerate(frames) if step == 0 or now != frames[step - 1]]
+
+
+def test_horizon_switches_where_navier_stokes_did():
+    """NS2-full, 128,000 steps. The published numbers are those of the formula for a step counted from zero."""
+    assert switches(Horizon(first=10, ramp=0.16), 128_000, 20) == [
+        (0, 10),
+        (12_289, 12),
+        (14_337, 14),
+        (16_384, 16),
+        (18_432, 18),
+        (20_480, 20),
+    ]
+
+
+def test_horizon_switches_where_the_airfoil_did():
+    assert switches(Horizon(first=8, ramp=0.2), 48_000, 22) == [
+        (0, 8),
+        (5_486, 10),
+        (6_172, 12),
+        (6_858, 14),
+        (7_543, 16),
+        (8_229, 18),
+        (8_915, 20),
+        (9_600, 22),
+    ]
+
+
+def test_horizon_ends_with_all_frames_also_where_twos_do_not_add_up():
+    assert [frames for _, frames in switches(Horizon(first=5, ramp=0.16), 32_000, 10)] == [5, 7, 9, 10]
+    assert [frames for _, frames in switches(Horizon(first=20, ramp=0.16), 32_000, 40)] == list(range(20, 41, 2))
+    assert Horizon(first=5).at(31_999, 32_000, 10) == 10
+
+
+def test_horizon_never_asks_for_more_than_there_is():
+    assert Horizon(first=30).at(0, 100, 20) == 20
+
+
+def line_field(counts: tuple[int, ...] = (20, 12, 16), times: int = 2) -> Field:
+    """Points on a line whose values tell their place; garbage in the padding, which must never be chosen."""
+    most = max(counts)
+    coords = torch.rand(len(counts), most, 1, dtype=torch.float64)
+    weights = torch.rand(len(counts), most, dtype=torch.float64) + 0.5
+    for row, count in enumerate(counts):
+        coords[row, count:] = 99.0
+        weights[row, count:] = 0.0
+    values = torch.stack([coords + t for t in range(times)], 1)
+    return Field(coords, values, weights / weights.sum(1, keepdim=True))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def kept_places(field: Field) -> list[list[float]]:
+    return [coords[weights > 0, 0].tolist() for coords, weights in zip(field.coords, field.weights, strict=True)]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.95, 1.0])
+def test_each_sample_keeps_the_share_of_its_own_points(share):
+    field = line_field()
+    kept = keep_points(field, share, seeded())
+    for before, after, count in zip(kept_places(field), kept_places(kept), (20, 12, 16), strict=True):
+        assert len(after) == round(count * share)
+        assert set(after) <= set(before)
+        assert len(set(after)) == len(after)
+    assert kept.points == round(20 * share)
+
+
+def test_values_stay_with_their_points():
+    kept = keep_points(line_field(), 0.4, seeded())
+    assert torch.equal(kept.values, torch.stack([kept.coords, kept.coords + 1], 1))
+
+
+def test_kept_weights_keep_their_ratios_and_sum_to_one():
+    field = line_field()
+    kept = keep_points(field, 0.5, seeded())
+    torch.testing.assert_close(kept.weights.sum(1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-14)
+    for row in range(3):
+        old = dict(zip(field.coords[row, :, 0].tolist(), field.weights[row].tolist(), strict=True))
+        valid = kept.weights[row] > 0
+        ratios = [
+            w / old[x]
+            for x, w in zip(kept.coords[row, valid, 0].tolist(), kept.weights[row, valid].tolist(), strict=True)
+        ]
+        assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-12)
+
+
+def test_at_least_one_point_stays():
+    kept = keep_points(line_field(), 1e-6, seeded())
+    assert [len(places) for places in kept_places(kept)] == [1, 1, 1]
+    assert (kept.coords < 1).all()
+
+
+def test_samples_and_seeds_differ_and_the_same_seed_repeats():
+    row = torch.rand(1, 30, 1)
+    field = Field.of(row.expand(2, -1, -1), torch.zeros(2, 1, 30, 1))
+    once, again, other = (keep_points(field, 0.5, seeded(s)) for s in (3, 3, 4))
+    assert torch.equal(once.coords, again.coords)
+    assert torch.equal(once.weights, again.weights)
+    places = [set(p) for p in kept_places(once)]
+    assert places[0] != places[1]
+    assert places[0] != set(kept_places(other)[0])
+
+
+def test_every_point_is_as_likely_as_another():
+    coords = torch.arange(10.0)[None, :, None].expand(4000, -1, -1)
+    kept = keep_points(Field.of(coords, torch.zeros(4000, 1, 10, 1)), 0.3, seeded())
+    share = torch.bincount(kept.coords.long().flatten(), minlength=10) / 4000
+    # Five standard errors of 4000 draws with probability 0.3.
+    assert (share - 0.3).abs().max() < 5 * math.sqrt(0.21 / 4000)
+
+
+@pytest.mark.parametrize("period", [None, 1.0])
+def test_gap_weights_are_the_half_gaps_of_what_is_left(period):
+    kept = keep_points(line_field(), 0.5, seeded(), "gaps", None if period is None else (period,))
+    for coords, weights, count in zip(kept.coords[..., 0], kept.weights, (10, 6, 8), strict=True):
+        valid = weights > 0
+        assert valid.sum() == count
+        x = np.sort(coords[valid].numpy())
+        if period is None:
+            gaps = np.concatenate([[0.0], np.diff(x), [0.0]])
+        else:
+            wrap = x[0] + period - x[-1]
+            gaps = np.concatenate([[wrap], np.diff(x), [wrap]])
+        expected = (gaps[:-1] + gaps[1:]) / 2
+        expected = expected / expected.sum()
+        order = coords[valid].argsort()
+        np.testing.assert_allclose(weights[valid][order].numpy(), expected, rtol=1e-10)
+
+
+def batch() -> Batch:
+    field = line_field((16, 16))
+    return Batch(field, Field.of(field.coords), torch.randn(2, 1, 16, 1, dtype=torch.float64))
+
+
+def test_dropping_leaves_queries_and_targets():
+    whole = batch()
+    dropped = Drop(probability=1.0, keep=(0.5, 0.5))(whole, seeded(), None)
+    assert dropped.input.points == 8
+    assert dropped.query is whole.query
+    assert dropped.target is whole.target
+
+
+def test_dropping_happens_as_often_and_takes_as_much_as_it_says():
+    whole, drop, generator = batch(), Drop(probability=0.25, keep=(0.25, 0.75)), seeded()
+    results = [drop(whole, generator, None) for _ in range(1000)]
+    dropped = [result.input.points for result in results if result is not whole]
+    assert abs(len(dropped) / 1000 - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 1000)
+    assert set(dropped) == set(range(4, 13))  # a uniform share of 16 points, between a quarter and three quarters
+    assert np.mean(dropped) == pytest.approx(8, abs=0.8)
+
+
+def test_dropping_never_or_always():
+    whole = batch()
+    assert all(Drop(probability=0.0)(whole, seeded(s), None) is whole for s in range(20))
+    assert all(Drop(probability=1.0)(whole, seeded(s), None) is not whole for s in range(20))
+
+
+def test_dropping_knows_the_period():
+    whole = batch()
+    drop = Drop(probability=1.0, keep=(0.5, 0.5), weights="gaps")
+    wrapped, open_ended = drop(whole, seeded(), (1.0,)), drop(whole, seeded(), None)
+    assert torch.equal(wrapped.input.coords, open_ended.input.coords)
+    expected = keep_weights(wrapped.input.coords[0, :, 0])
+    torch.testing.assert_close(wrapped.input.weights[0], expected)
+    assert not torch.allclose(open_ended.input.weights[0], expected)
+
+
+def keep_weights(x: Tensor) -> Tensor:
+    """Half-gaps on a line of period one."""
+    ordered, order = x.sort()
+    ahead = torch.cat([ordered[1:], ordered[:1] + 1]) - ordered
+    return torch.zeros_like(x).scatter(0, order, (ahead + ahead.roll(1)) / 2)
+
+
+@pytest.mark.parametrize("keep", [(0.0, 0.5), (0.6, 0.5), (0.5, 1.1), (-0.1, 1.0)])
+def test_refuses_shares_that_are_none(keep):
+    with pytest.raises(InputError, match="shares to keep between 0 and 1"):
+        Drop(keep=keep)
+
+
+def test_randomness_is_a_function_of_seed_step_and_purpose():
+    def draw(*arguments: int) -> Tensor:
+        return torch.rand(8, generator=generator_at(*arguments))
+
+    assert torch.equal(draw(1, 2, 3), draw(1, 2, 3))
+    others = [draw(1, 2, 3), draw(2, 2, 3), draw(1, 3, 3), draw(1, 2, 4), draw(2, 1, 3), draw(3, 2, 1)]
+    assert len({tuple(numbers.tolist()) for numbers in others}) == len(others)
