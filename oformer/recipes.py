@@ -32,7 +32,9 @@ def _burgers(points: int, error: str) -> Recipe:
             encoder=Encoder(
                 width=96, depth=4, heads=1, layernorm=False, multipliers=(8 * n, 4 * n, 4 * n, n), append_coords=True
             ),
-            query=Query(width=96, fourier_features=96, sigma=2.0, activation_first=True, hidden=(), heads=8, multiplier=n),
+            query=Query(
+                width=96, fourier_features=96, sigma=2.0, activation_first=True, hidden=(), heads=8, multiplier=n
+            ),
             propagator=Propagator(depth=3, layers=3, diagonal_start=True),
             decoder=Decoder(hidden=(48,)),
         ),
@@ -123,8 +125,8 @@ def _poisson(name: str, width: int, seed: int, error: str) -> Recipe:
             attention="galerkin",
             norm="layernorm",
             encoder=Encoder(
-                width=64, depth=2, heads=1, layernorm=False, feedforward="relu", multipliers=(2500, 600), coords_as_features=False,
-                lift_layers=2, lift_activation="relu", bottom_layers=2, lift_dropout=0.05,
+                width=64, depth=2, heads=1, layernorm=False, feedforward="relu", multipliers=(2500, 600),
+                coords_as_features=False, lift_layers=2, lift_activation="relu", bottom_layers=2, lift_dropout=0.05,
             ),
             query=Query(
                 width=width, fourier_features=0, hidden=(width, width), heads=4, multiplier=50.0,
@@ -200,7 +202,9 @@ def _demo() -> Recipe:
             attention="fourier",
             rotary="integer",
             encoder=Encoder(width=64, depth=4, heads=1, layernorm=False, multipliers=(1.0,), append_coords=True),
-            query=Query(width=64, fourier_features=64, sigma=2.0, activation_first=True, hidden=(), heads=4, multiplier=1.0),
+            query=Query(
+                width=64, fourier_features=64, sigma=2.0, activation_first=True, hidden=(), heads=4, multiplier=1.0
+            ),
             propagator=Propagator(depth=2, layers=3, diagonal_start=True),
             decoder=Decoder(hidden=(32,)),
         ),

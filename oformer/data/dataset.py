@@ -20,8 +20,10 @@ from oformer.data.manifest import Splits
 from oformer.data.statistics import Statistics, measure
 from oformer.data.store import Store, check_grid
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Field, Sample, Spec, check_field, check_sample, uniform_weights
-from oformer.meshes.grids import line_weights, thinning
+from oformer.fields import Card, Field, Sample, Spec, check_field, check_sample
+from oformer.meshes.grids import thinning
+from oformer.meshes.subsets import keep_points
+from oformer.seeds import torch_generator
 
 
 @runtime_checkable
@@ -184,7 +186,7 @@ class PointDataset:
         if self._query_rows is not None:
             target = target[:, self._query_rows]
         if view.keep < 1:
-            inputs = _kept(inputs, view.keep, np.random.default_rng([view.keep_seed, number]), self.spec)
+            inputs = _kept(inputs, view.keep, torch_generator(view.keep_seed, number), self.spec)
         values = inputs.values[-(view.in_times or 0) :]
         thinned = self._input_rows is not None or self._query_rows is not None
         return Sample(
@@ -368,16 +370,11 @@ def _kept_count(points: int, keep: float) -> int:
     return max(1, round(keep * points))
 
 
-def _kept(field: Field, keep: float, random: np.random.Generator, spec: Spec) -> Field:
-    """A random choice of the points, in their order, with weights of their own."""
-    rows = random.choice(field.points, _kept_count(field.points, keep), replace=False)
-    rows = torch.from_numpy(np.sort(rows))
-    coords = field.coords[rows]
-    if spec.dim == 1:
-        weights = line_weights(coords, spec.periods[0] if spec.periods else None)
-    else:
-        weights = uniform_weights(coords)
-    return Field(coords, field.values[:, rows], weights)
+def _kept(field: Field, keep: float, generator: torch.Generator, spec: Spec) -> Field:
+    """A random choice of the points, with weights of their own."""
+    batch = Field(field.coords[None], field.values[None], field.weights[None])
+    kept = keep_points(batch, keep, generator, "gaps" if spec.dim == 1 else "scaled", spec.periods)
+    return Field(kept.coords[0], kept.values[0], kept.weights[0])
 
 
 def _spec_of(

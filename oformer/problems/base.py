@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +46,3 @@ class Problem:
     def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
         """A random exact symmetry of the problem for each sample; without any, the batch as it is."""
         return batch
-
-
-def generator_for(seed: int, index: int) -> np.random.Generator:
-    """The source of randomness of sample `index`, independent of all others."""
-    return np.random.default_rng([seed, index])

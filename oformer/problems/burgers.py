@@ -19,7 +19,8 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import periodic_grid
-from oformer.problems.base import Problem, generator_for
+from oformer.problems.base import Problem
+from oformer.seeds import numpy_generator
 from oformer.solvers.burgers_spectral import solve
 from oformer.solvers.fourier import resample
 from oformer.solvers.random_fields import Matern, periodic_line
@@ -92,7 +93,7 @@ class Burgers(Problem):
 
     def draw(self, indices: Sequence[int], seed: int) -> dict[str, Tensor]:
         """The initial states, `initial` of shape (batch, points)."""
-        noise = np.stack([generator_for(seed, index).standard_normal((2, self.modes)) for index in indices])
+        noise = np.stack([numpy_generator(seed, index).standard_normal((2, self.modes)) for index in indices])
         return {"initial": periodic_line(torch.from_numpy(noise), self.points, LAW)}
 
     def solve(self, state: dict[str, Tensor]) -> list[Sample]:

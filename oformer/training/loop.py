@@ -29,11 +29,11 @@ from oformer.errors import InputError, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
+from oformer.seeds import torch_generator
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe
-from oformer.training.schedules import generator_at
 
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
@@ -246,9 +246,9 @@ def _descend(recipe: Recipe, state: _State, batch: Batch) -> tuple[Tensor, dict[
     """One step down: change the batch as the recipe asks, compare, move."""
     settings, spec, step = recipe.training, state.operator.spec, state.step
     if settings.augment and recipe.problem is not None:
-        batch = recipe.problem.augment(batch, generator_at(settings.seed, step, 0))
+        batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0))
     if settings.drop is not None:
-        batch = settings.drop(batch, generator_at(settings.seed, step, 1), spec.periods)
+        batch = settings.drop(batch, torch_generator(settings.seed, step, 1), spec.periods)
     times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
     value, parts = settings.loss(state.operator, batch, times)
     value.backward()

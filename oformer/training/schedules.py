@@ -6,14 +6,12 @@ Each is a pure function of the step (and a seed), so a resumed run needs no stat
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
 
 from oformer.errors import InputError
-from oformer.fields import Batch, Field
-from oformer.meshes.grids import line_weights
+from oformer.fields import Batch
+from oformer.meshes.subsets import SubsetWeights, keep_points
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Drop:
 
     probability: float = 0.2
     keep: tuple[float, float] = (0.5, 1.0)  # the share kept is uniform between these
-    weights: Literal["equal", "gaps"] = "equal"  # gaps: the half-gaps to the neighbors, on a line
+    weights: SubsetWeights = "scaled"
 
     def __post_init__(self) -> None:
         if not 0 < self.keep[0] <= self.keep[1] <= 1:
@@ -77,33 +75,3 @@ class Drop:
             return batch
         share = self.keep[0] + share * (self.keep[1] - self.keep[0])
         return dataclasses.replace(batch, input=keep_points(batch.input, share, generator, self.weights, periods))
-
-
-def keep_points(
-    field: Field,
-    share: float,
-    generator: torch.Generator,
-    weights: Literal["equal", "gaps"] = "equal",
-    periods: tuple[float, ...] | None = None,
-) -> Field:
-    """A random share of each sample's points, the same share for all, other points for each."""
-    exists = field.weights > 0
-    counts = (exists.sum(1, keepdim=True) * share).round().clamp_min(1).long()
-    keys = torch.rand(field.weights.shape, generator=generator).to(field.weights.device)
-    order = keys.masked_fill(~exists, 2.0).argsort(1)[:, : int(counts.max())]
-    rank = torch.arange(order.shape[1], device=order.device)
-    valid = rank < counts
-    coords = field.coords.gather(1, order.unsqueeze(-1).expand(-1, -1, field.coords.shape[-1]))
-    index = order[:, None, :, None].expand(-1, field.values.shape[1], -1, field.values.shape[-1])
-    if weights == "gaps":
-        kept = line_weights(coords, periods[0] if periods else None, valid)
-    else:
-        kept = field.weights.gather(1, order) * valid
-        kept = kept / kept.sum(1, keepdim=True)
-    return Field(coords, field.values.gather(2, index), kept)
-
-
-def generator_at(seed: int, step: int, purpose: int) -> torch.Generator:
-    """The source of randomness of one step, for one purpose: the same whether a run was interrupted or not."""
-    state = np.random.SeedSequence([seed, step, purpose]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state) % 2**63)

@@ -16,7 +16,8 @@ from torch import Tensor
 from oformer.fields import Card, Field, Sample, Spec
 from oformer.files import sha256
 from oformer.meshes.grids import periodic_grid
-from oformer.problems.base import Problem, generator_for
+from oformer.problems.base import Problem
+from oformer.seeds import numpy_generator
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Waves(Problem):
         return Card("Waves", "A sine moves.", inputs=("before",), targets=("after",))
 
     def draw(self, indices: Sequence[int], seed: int) -> dict[str, Tensor]:
-        drawn = np.stack([generator_for(seed, index).standard_normal(2) for index in indices])
+        drawn = np.stack([numpy_generator(seed, index).standard_normal(2) for index in indices])
         return {"drawn": torch.from_numpy(drawn)}
 
     def solve(self, state: dict[str, Tensor]) -> list[Sample]:
@@ -72,7 +73,7 @@ class Scattered(Problem):
         return {"where": torch.tensor([[seed, index] for index in indices])}
 
     def solve(self, state: dict[str, Tensor]) -> list[Sample]:
-        return [self._sample(generator_for(seed, index)) for seed, index in state["where"].tolist()]
+        return [self._sample(numpy_generator(seed, index)) for seed, index in state["where"].tolist()]
 
     def _sample(self, random: np.random.Generator) -> Sample:
         def numbers(*shape: int) -> Tensor:

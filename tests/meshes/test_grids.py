@@ -72,9 +72,7 @@ def test_thinning_refuses_uneven_gaps_and_names_near_counts():
 @pytest.mark.parametrize("points", [2, 3, 8, 101])
 def test_equal_gaps_weigh_the_same(points):
     weights = line_weights(periodic_grid((points,), (1.0,)), period=1.0)
-    torch.testing.assert_close(
-        weights, torch.full((points,), 1 / points, dtype=torch.float64), rtol=0, atol=1e-15
-    )
+    torch.testing.assert_close(weights, torch.full((points,), 1 / points, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
 def test_without_a_period_the_rule_is_the_trapezoidal_one():

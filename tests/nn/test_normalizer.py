@@ -152,9 +152,12 @@ def test_an_axis_of_one_point_has_one_statistic():
 
 def test_inverse_answers_in_float32_or_better():
     layer, values, coords = Normalizer(1), torch.randn(1, 1, 4, 1), torch.rand(1, 4, 1)
-    layer.shift.fill_(1000.0)
+    layer.shift.fill_(10.0)
+    layer.scale.fill_(3.3)
     assert layer.inverse(values.bfloat16(), coords).dtype == torch.float32
-    torch.testing.assert_close(layer.inverse(values.bfloat16(), coords), 1000 + values.bfloat16().float())
+    torch.testing.assert_close(
+        layer.inverse(values.bfloat16(), coords), 10 + 3.3 * values.bfloat16().float(), rtol=1e-6, atol=0
+    )
     assert layer.inverse(values.double(), coords).dtype == torch.float64
 
 

@@ -75,9 +75,7 @@ def test_defaults_are_accurate():
 
 def test_the_function_does_not_depend_on_the_stored_points():
     """Fewer points are a thinned view of more: values of one function, not a smoothed one."""
-    fine, coarse = (
-        Burgers(points=n, solver_points=256, steps=100).samples([0, 1], seed=4) for n in (768, 48)
-    )
+    fine, coarse = (Burgers(points=n, solver_points=256, steps=100).samples([0, 1], seed=4) for n in (768, 48))
     for many, few in zip(fine, coarse, strict=True):
         torch.testing.assert_close(few.input.values, many.input.values[:, ::16], rtol=0, atol=1e-12)
         torch.testing.assert_close(few.target, many.target[:, ::16], rtol=0, atol=1e-12)
@@ -193,17 +191,13 @@ def test_augmentation_after_dropping_points_is_refused():
     kept = torch.randperm(96, generator=torch.Generator().manual_seed(0))[:48].sort().values
     coords = batch.input.coords[:, kept]
     dropped = Field.of(coords, batch.input.values[:, :, kept], line_weights(coords, 1.0))
-    with pytest.raises(
-        InputError, match=r"48 input points and 96 queries\. Augment a batch before points are dropped"
-    ):
+    with pytest.raises(InputError, match=r"48 input points and 96 queries\. Augment a batch before points are dropped"):
         SMALL.augment(dataclasses.replace(batch, input=dropped), torch.Generator())
     both = dataclasses.replace(batch, input=dropped, query=Field.of(coords), target=batch.target[:, :, kept])
     with pytest.raises(InputError, match="queries that are none"):
         SMALL.augment(both, torch.Generator())
     half = batch.input.coords[:, :48]
-    window = dataclasses.replace(
-        batch, input=Field.of(half, batch.input.values[:, :, :48]), query=Field.of(half)
-    )
+    window = dataclasses.replace(batch, input=Field.of(half, batch.input.values[:, :, :48]), query=Field.of(half))
     with pytest.raises(InputError, match="queries that are none"):
         SMALL.augment(window, torch.Generator())
     order = torch.randperm(96, generator=torch.Generator().manual_seed(0))

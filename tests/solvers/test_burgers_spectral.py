@@ -58,9 +58,7 @@ def cole_hopf(x: np.ndarray, c: np.ndarray, nu: float, time: float) -> np.ndarra
 def test_cole_hopf(viscosity, time, points, steps):
     c = coefficients(4, 8)
     u = solve(states(points), viscosity=viscosity, length=LENGTH, duration=time, steps=steps)[:, 0, ::8]
-    expected = torch.from_numpy(
-        np.stack([cole_hopf(grid(points).numpy()[::8], row, viscosity, time) for row in c])
-    )
+    expected = torch.from_numpy(np.stack([cole_hopf(grid(points).numpy()[::8], row, viscosity, time) for row in c]))
     assert relative(u, expected) < 1e-8
 
 
@@ -191,9 +189,7 @@ def test_times_are_snapshots_of_one_run():
     u = solve(initial, **SETTINGS, steps=100, times=[0.0, 0.3, 1.0])
     assert u.shape == (4, 3, 128)
     torch.testing.assert_close(u[:, 0], initial, rtol=0, atol=1e-13)
-    torch.testing.assert_close(
-        u[:, 1], solve(initial, viscosity=0.1, length=LENGTH, duration=0.3, steps=30)[:, 0]
-    )
+    torch.testing.assert_close(u[:, 1], solve(initial, viscosity=0.1, length=LENGTH, duration=0.3, steps=30)[:, 0])
     assert torch.equal(u[:, 2:], solve(initial, **SETTINGS, steps=100))
 
 

@@ -22,16 +22,12 @@ def polynomial(points: int, degree: int, batch: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("points", [21, 22, 40, 41, 63, 84, 8192])
 @pytest.mark.parametrize("given", [21, 22, 32])
 def test_finer_grids_get_the_function_itself(given, points):
-    torch.testing.assert_close(
-        resample(polynomial(given, 10), points), polynomial(points, 10), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(resample(polynomial(given, 10), points), polynomial(points, 10), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("points", [1, 2, 5, 7, 8, 16, 20])
 def test_coarser_grids_get_point_values_and_not_a_smoothed_function(points):
-    torch.testing.assert_close(
-        resample(polynomial(32, 10), points), polynomial(points, 10), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(resample(polynomial(32, 10), points), polynomial(points, 10), rtol=0, atol=1e-12)
 
 
 def test_thinning_is_taken_literally():
@@ -59,9 +55,7 @@ def test_there_and_back_changes_nothing(given):
     torch.testing.assert_close(resample(resample(values, 31), given), values, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "points", [64, 1000, 8192]
-)  # 64 and 8192: lengths for which MKL treats a lone row its own way
+@pytest.mark.parametrize("points", [64, 1000, 8192])  # 64 and 8192: lengths for which MKL treats a lone row its own way
 def test_a_row_has_the_same_bits_in_any_batch(points):
     values = torch.randn(64, points, dtype=torch.float64)
     spectrum = rfft(values)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Field
-from oformer.training.schedules import Drop, Horizon, OneCycle, generator_at, keep_points
+from oformer.meshes.subsets import keep_points
+from oformer.seeds import torch_generator
+from oformer.training.schedules import Drop, Horizon, OneCycle
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_refuses_shares_that_are_none(keep):
 
 def test_randomness_is_a_function_of_seed_step_and_purpose():
     def draw(*arguments: int) -> Tensor:
-        return torch.rand(8, generator=generator_at(*arguments))
+        return torch.rand(8, generator=torch_generator(*arguments))
 
     assert torch.equal(draw(1, 2, 3), draw(1, 2, 3))
     others = [draw(1, 2, 3), draw(2, 2, 3), draw(1, 3, 3), draw(1, 2, 4), draw(2, 1, 3), draw(3, 2, 1)]
