@@ -208,11 +208,13 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise InputError(f"a file at {path}", "nothing there", "Check the path")
     try:
-        content = np.load(path, allow_pickle=False)
-        if isinstance(content, np.ndarray):
-            return {"coords": content}
-        with content:
-            return {name: content[name] for name in content.files}
+        # Opened here, because numpy leaves a file open that turns out to be no archive.
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return {"coords": content}
+            with content:
+                return {name: content[name] for name in content.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"a .npz or .npy file of plain arrays at {path}", f"another ({error})", "Save it with numpy.savez"

@@ -147,9 +147,10 @@ def read_field(path: Path, values_needed: bool = True) -> Field:
     coords, values = tensors["coords"], tensors.get("values")
     if coords.ndim == 1:
         coords = coords.unsqueeze(-1)
-    if values is not None and values.ndim < 3:
-        # (points,) or (points, channels) of a steady field.
-        values = values.reshape(1, values.shape[0], -1)
+    if values is not None and values.ndim == 1:
+        values = values.unsqueeze(-1)
+    if values is not None and values.ndim == 2:
+        values = values.unsqueeze(0)  # a steady field
     if coords.ndim != 2 or (values is not None and values.ndim != 3):
         raise InputError(
             f"`coords` of shape (points, dim) and `values` (points, channels) or (times, points, channels) in {path}",

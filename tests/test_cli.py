@@ -205,6 +205,68 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(name, capsys, tmp_path, mon
     assert "Traceback" not in shown.err
 
 
+def _bad_input(folder: Path, name: str) -> list[str]:
+    """Arguments that hand over a damaged or wrong file."""
+    run, x = "outputs/burgers-demo", np.arange(8.0)[:, None]
+    values = np.ones((8, 1))
+    if name == "nan":
+        values[3] = np.nan
+    if name == "infinite":
+        values[3] = np.inf
+    coords = np.ones((8, 2)) if name == "wrong dimension" else x[:0] if name == "empty" else x
+    values = values[:5] if name == "mismatched" else values[:0] if name == "empty" else values
+    np.savez(folder / "in.npz", coords=coords, values=values)
+    if name == "truncated":
+        (folder / "in.npz").write_bytes((folder / "in.npz").read_bytes()[:60])
+    if name == "foreign":
+        (folder / "in.npz").write_text("this is no array")
+    return ["predict", run, str(folder / "in.npz"), "--out", str(folder / "out.npz"), "--device", "cpu"]
+
+
+BAD_INPUTS = {
+    "nan": "1 NaN or infinite values",
+    "infinite": "1 NaN or infinite values",
+    "wrong dimension": "lives in 1 dimension",
+    "empty": "at least one point",
+    "mismatched": "as many `values` as points",
+    "truncated": "plain arrays",
+    "foreign": "plain arrays",
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_a_bad_file_is_one_sentence_and_leaves_what_was_there(name, trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    (tmp_path / "out.npz").write_bytes(b"precious")
+    assert main(_bad_input(tmp_path, name)) == 2
+    said = capsys.readouterr().err
+    assert BAD_INPUTS[name] in said
+    assert said.count("\n") == 1
+    assert (tmp_path / "out.npz").read_bytes() == b"precious"
+
+
+def test_a_dataset_of_a_newer_version_and_a_full_disk(trained, tmp_path, monkeypatch, capsys):
+    import errno
+    import shutil
+
+    monkeypatch.chdir(tmp_path)
+    (dataset,) = (trained / "datasets").iterdir()
+    shutil.copytree(dataset, tmp_path / "newer")
+    sidecar = tmp_path / "newer" / "dataset.json"
+    content = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps({**content, "version": content["version"] + 1}))
+    assert main(["train", "burgers-demo", "--data", "newer", "--device", "cpu"]) == 2
+    assert "newer" in capsys.readouterr().err
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    small = ["--points", "64", "--solver-points", "64", "--modes", "6", "--steps", "4", "--count", "4"]
+    assert main(["generate", "burgers", *small, "--out", "full", "--device", "cpu"]) == 2
+    assert "space" in capsys.readouterr().err
+
+
 def test_traceback_shows_the_rest_on_request(tmp_path):
     from oformer.errors import InputError
 

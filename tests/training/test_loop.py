@@ -62,19 +62,19 @@ def losses(folder):
     return [(r["step"], r["loss"]) for r in read_journal(folder) if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number):
-    recipe = tiny_recipe()
+@pytest.mark.parametrize(("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40)])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number, stop, steps):
+    recipe = tiny_recipe(steps=steps)
     whole = run(recipe, tmp_path / "whole", splits)
     with monkeypatch.context() as patch:
-        stop_after(patch, 17, number)
+        stop_after(patch, stop, number)
         first = run(recipe, tmp_path / "parts", splits)
-    assert (first.step, first.reason, first.finished) == (17, number.name, False)
-    assert checkpoints(tmp_path / "parts")[-1].name == "00000017"
+    assert (first.step, first.reason, first.finished) == (stop, number.name, False)
+    assert checkpoints(tmp_path / "parts")[-1].name == f"{stop:08}"
     torch.manual_seed(12345)  # what another process would have
     second = run(recipe, tmp_path / "parts", splits)
     assert second.finished
-    assert second.step == 40
+    assert second.step == steps
     assert same_state(tmp_path / "whole", tmp_path / "parts")
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert whole.scores == second.scores
