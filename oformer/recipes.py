@@ -43,7 +43,7 @@ def _burgers(points: int, error: str) -> Recipe:
             batch=16,
             optimizer=Optimizer(kind="adam", rate=8e-4, weight_decay=1e-4),
             schedule=OneCycle(warmup=0.2, start=1e4, end=1e4),
-            loss=Loss(kind="relative-sequence", derivative=1e-3),
+            loss=Loss(kind="relative-sequence", scale="physical", epsilon=0.0, derivative=1e-3),
         ),
         paper=f"Table 2, Burgers at {points} points: {error}e-3",
     )  # fmt: skip
@@ -73,7 +73,8 @@ def _darcy(points: int, error: str) -> Recipe:
             optimizer=Optimizer(kind="adam", rate=8e-4, weight_decay=1e-4),
             schedule=OneCycle(warmup=0.2, start=1e2, end=1e5),
             loss=Loss(
-                kind="relative-sequence", epsilon=1e-6, derivative=0.1, derivative_boundary="zero", derivative_rows=True
+                kind="relative-sequence", scale="physical", epsilon=1e-6, derivative=0.1,
+                derivative_boundary="zero", derivative_rows=True,
             ),
         ),
         paper=f"Table 3, Darcy at {points} x {points}: {error}e-2",
@@ -91,7 +92,9 @@ def _navier_stokes(name: str, frames: int, steps: int, train: int, test: int, fi
         normalization=Normalization(input="scalar", target="scalar", coords="unit-box"),
         model=OFormerConfig(
             attention="galerkin",
-            encoder=Encoder(width=96, depth=5, heads=1, layernorm=True, multipliers=(2048, 1024, 512, 512, 64)),
+            encoder=Encoder(
+                width=96, depth=5, heads=1, layernorm=True, multipliers=(2048.0, 1024.0, 512.0, 512.0, 64.0)
+            ),
             query=Query(width=192, fourier_features=192, sigma=8.0, hidden=(384,), heads=4, multiplier=1024.0),
             propagator=Propagator(
                 depth=1, width=384, expand_bias=True, layers=3, layernorm=True, context=("coords",)
@@ -125,7 +128,7 @@ def _poisson(name: str, width: int, seed: int, error: str) -> Recipe:
             attention="galerkin",
             norm="layernorm",
             encoder=Encoder(
-                width=64, depth=2, heads=1, layernorm=False, feedforward="relu", multipliers=(2500, 600),
+                width=64, depth=2, heads=1, layernorm=False, feedforward="relu", multipliers=(2500.0, 600.0),
                 coords_as_features=False, lift_layers=2, lift_activation="relu", bottom_layers=2, lift_dropout=0.05,
             ),
             query=Query(
@@ -166,7 +169,7 @@ def _airfoil() -> Recipe:
         model=OFormerConfig(
             attention="galerkin",
             encoder=Encoder(
-                width=128, depth=4, heads=1, layernorm=True, multipliers=(6400, 3200, 3200, 200),
+                width=128, depth=4, heads=1, layernorm=True, multipliers=(6400.0, 3200.0, 3200.0, 200.0),
                 coords_as_features=False, lift_layers=2, bottom_layers=2, long_skip=True,
             ),
             query=Query(
@@ -213,7 +216,7 @@ def _demo() -> Recipe:
             batch=8,
             optimizer=Optimizer(kind="muon", rate=1e-3, matrix_rate=2e-3),
             schedule=OneCycle(warmup=0.2, start=1e2, end=1e2),
-            loss=Loss(kind="relative-sequence", derivative=1e-3),
+            loss=Loss(kind="relative-sequence", scale="physical", epsilon=0.0, derivative=1e-3),
             drop=Drop(probability=0.3, keep=(0.3, 1.0), weights="gaps"),
             augment=True,
             evaluate_every=400,

@@ -11,5 +11,6 @@ def numpy_generator(*key: int) -> np.random.Generator:
 
 def torch_generator(*key: int) -> torch.Generator:
     """A torch generator, on the CPU, that depends on the key alone."""
-    state = np.random.SeedSequence(list(key)).generate_state(1, np.uint64)[0]
+    # Its length is part of the key: numpy takes (1, 2) and (1, 2, 0) for the same.
+    state = np.random.SeedSequence([len(key), *key]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) % 2**63)

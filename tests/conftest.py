@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-UNDER_XDIST = "PYTEST_XDIST_WORKER" in os.environ
-if UNDER_XDIST:
-    # Two workers whose thread pools fight over the cores are a hundred times slower than one thread each.
-    # Set before torch and numpy read them, and inherited by every process a test starts.
-    for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-        os.environ[_name] = "1"
+# Thread pools that fight over the cores are a hundred times slower than one thread each, and our tensors are small.
+# Set before torch and numpy read them, and inherited by every process a test starts.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ[_name] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 
 SHAPES_CHECKED = all(importlib.util.find_spec(name) for name in ("beartype", "jaxtyping"))
@@ -32,8 +30,7 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-if UNDER_XDIST:
-    torch.set_num_threads(1)
+torch.set_num_threads(1)
 
 # A time limit for one example measures how busy the machine is. On CI the examples are the same every time.
 hypothesis.settings.register_profile("local", deadline=None)

@@ -40,8 +40,17 @@ class OperatorModel(nn.Module):
         """Whether a query's answer is the same whichever other queries are asked with it."""
         raise NotImplementedError
 
+    @property
+    def needs_period(self) -> bool:
+        """Whether it counts on coordinates that have the period of its spec."""
+        return False
+
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """Named groups of parameters that training may treat apart (clipping)."""
+        raise NotImplementedError
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The matrices between hidden channels: no tables, and no layer that sees raw values or makes final ones."""
         raise NotImplementedError
 
     def encode(self, input: Field) -> Tensor:
@@ -85,6 +94,12 @@ class Operator(nn.Module):
     def __init__(self, model: OperatorModel, normalization: Normalization):
         """Wrap a model; statistics are the identity until `fit` or a checkpoint sets them."""
         super().__init__()
+        if model.needs_period and normalization.coords == "unit-box":
+            raise InputError(
+                "coordinates that keep their period for integer rotary frequencies",
+                "`unit-box`, which stretches a periodic grid by a cell",
+                "Set normalization.coords to `as-is`",
+            )
         self.model, self.normalization = model, normalization
         spec = model.spec
         self.input_scale = normalization.normalizer(normalization.input, spec.in_channels, spec)

@@ -208,6 +208,20 @@ class OFormer(OperatorModel):
         """Whether a query's answer is the same whichever other queries are asked with it."""
         return self.mix is None and not self.cross.attention.couples_queries
 
+    @property
+    def needs_period(self) -> bool:
+        """Whether it counts on coordinates that have the period of its spec."""
+        return self.config.rotary == "integer"
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """All matrices but the first of the lift, the last of the heads, and tables of codes."""
+        outer = [self.lift.layers[0].weight, *(head.layers[-1].weight for head in self.heads)]
+        if self.waves is None:
+            outer.append(self.embed_query.layers[0].weight)
+        outer += [table.weight for table in (self.input_code, self.query_code) if table is not None]
+        left_out = {id(p) for p in outer}
+        return [p for p in self.parameters() if p.ndim == 2 and id(p) not in left_out]
+
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """The parameters before and after the latents, which the released code clips separately."""
         names = ("lift", "input_code", "join_input_code", "blocks", "skip_norm", "bottom")
@@ -251,7 +265,10 @@ class OFormer(OperatorModel):
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int
     ) -> Float[Tensor, "batch times queries width"]:
         """Latents at each time; the first is one step after the input (a steady problem takes no step)."""
-        if not len(self.steps):
+        if times < 1 or (times > 1 and not self.steps):
+            wanted = "one frame of a steady problem" if not self.steps else "at least one time step"
+            raise InputError(wanted, f"times={times}")
+        if not self.steps:
             return z.unsqueeze(1)
         context = self._context(query, self.config.propagator.context)
         drives = [step.drive(context) for step in self.steps]
@@ -278,7 +295,7 @@ class OFormer(OperatorModel):
     ) -> Float[Tensor, "batch times queries channels"]:
         """Values at the query points for `times` steps (the problem's own number where not given)."""
         z = self.query(latents, input, query)
-        states = self.propagate(z, query, times or self.spec.out_times)
+        states = self.propagate(z, query, self.spec.out_times if times is None else times)
         return self.decode(states, query)
 
     def _features(self, query: Field) -> Tensor | None:

@@ -84,8 +84,10 @@ class Rotary(nn.Module):
                 )
             cycles = torch.arange(pairs, dtype=torch.float64) % modes
             per_axis = [cycles * multiplier * (2 * math.pi / period) for period in periods]
-        # Rebuilt from the configuration, so it is not part of the weights.
-        self.register_buffer("frequencies", torch.stack(per_axis), persistent=False)
+        # Rebuilt from the configuration, so it is not part of the weights. The exact copy is no buffer: some devices
+        # have no float64.
+        self._exact = torch.stack(per_axis)
+        self.register_buffer("frequencies", self._exact.float(), persistent=False)
 
     def tables(self, coords: Float[Tensor, "batch points dim"]) -> Tables:
         """Cosine and sine of every angle.
@@ -94,7 +96,9 @@ class Rotary(nn.Module):
         """
         with torch.no_grad(), torch.autocast(coords.device.type, enabled=False):
             exact = coords.to(torch.promote_types(coords.dtype, torch.float32))
-            angles = once_per_grid(lambda x: (x.unsqueeze(-1) * self.frequencies.to(x.dtype)).flatten(-2), exact)
+            double = exact.dtype == torch.float64
+            frequencies = self._exact.to(exact.device) if double else self.frequencies.float()
+            angles = once_per_grid(lambda x: (x.unsqueeze(-1) * frequencies).flatten(-2), exact)
             return once_per_grid(torch.cos, angles), once_per_grid(torch.sin, angles)
 
     def forward(

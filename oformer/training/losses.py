@@ -29,8 +29,8 @@ class Loss:
     kind: Kind = (
         "relative-sequence"  # per sample over the whole sequence; per step; or plain squares summed over channels
     )
-    scale: Literal["physical", "normalized"] = "physical"
-    epsilon: float = 0.0  # added to the mean square of the target under the root, as the released code does in 2-D
+    scale: Literal["physical", "normalized"] = "normalized"
+    epsilon: float = 1e-6  # added to the mean square of the target under the root, so that a zero target is no infinity
     derivative: float = 0.0  # weight of the same error of the first derivatives
     derivative_boundary: Boundary = "periodic"
     derivative_rows: bool = False  # the derivative's error relative to each grid row, as released
@@ -65,7 +65,7 @@ class Loss:
             return error.sum(-1).mean(-1)
         size = squared(target, weights)
         axes = (1, 2) if self.kind == "relative-sequence" else (2,)
-        return _ratio(error.sum(axes), size.sum(axes), self.epsilon)
+        return _ratio(error.mean(axes), size.mean(axes), self.epsilon)
 
     def slope(self, prediction: Tensor, target: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The mean relative error of the first derivatives, summed over the axes."""
@@ -79,7 +79,7 @@ class Loss:
             if self.kind == "relative-sequence" and not self.derivative_rows:
                 keep = (1, *keep)
             if self.kind == "squared":
-                total = total + e.square().mean()
+                total = total + e.square().sum(-1).mean()
             else:
                 total = total + _ratio(e.square().mean(keep), y.square().mean(keep), self.epsilon).mean()
         return total

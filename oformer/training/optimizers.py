@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from oformer.errors import unknown_name
 from oformer.models.base import Operator
 
 
@@ -79,12 +80,12 @@ class Descent:
         """Share the parameters out: hidden matrices to Muon where it is asked for, the rest to Adam."""
         self.settings = settings
         self.parts = {"all": list(operator.model.parameters()), **operator.model.parts()}
+        for part, _ in settings.clip:
+            if part not in self.parts:
+                raise unknown_name("part of the model to clip", part, self.parts)
         rest, matrices = self.parts["all"], []
         if settings.kind == "muon":
-            # The first and the last layer see raw values, an embedding is a table: none of them is a hidden map.
-            outer = ("lift.", "heads.", "input_code.", "query_code.")
-            named = list(operator.model.named_parameters())
-            matrices = [p for n, p in named if p.ndim == 2 and not n.startswith(outer)]
+            matrices = operator.model.hidden_matrices()
             taken = {id(p) for p in matrices}
             rest = [p for p in rest if id(p) not in taken]
         kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW

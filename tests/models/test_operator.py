@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from oformer.errors import InputError
 from oformer.fields import Field, Sample, Spec, collate
-from oformer.models import Normalization, Operator, OperatorModel
+from oformer.models import Normalization, OFormerConfig, Operator, OperatorModel
+from oformer.models.oformer import Encoder, Query
 from oformer.nn.rotary import expanded
 
 exact = pytest.mark.usefixtures("float64")
@@ -378,3 +379,13 @@ def test_check_refuses_another_dimension_and_numbers_that_are_none():
     plane.values[0, 0, 0, 0] = torch.nan
     with pytest.raises(InputError, match="1 NaN or infinite"):
         operator.check(plane, Field.of(plane.coords))
+
+
+def test_integer_frequencies_refuse_coordinates_that_lost_their_period():
+    spec = Spec(dim=1, in_times=1, in_channels=1, out_times=1, out_channels=1, grid=(8,), periods=(1.0,))
+    model = OFormerConfig(rotary="integer", encoder=Encoder(multipliers=(1.0,)), query=Query(multiplier=1.0)).build(
+        spec
+    )
+    with pytest.raises(InputError, match="keep their period"):
+        Operator(model, Normalization(coords="unit-box"))
+    assert Operator(model, Normalization(coords="as-is")).spec == spec

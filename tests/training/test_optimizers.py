@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
@@ -315,3 +316,8 @@ def test_average_does_not_follow_on_its_own():
         for p in subject.model.parameters():
             p.add_(1.0)
     assert all(torch.equal(shadow, old) for shadow, old in zip(average.shadow, before, strict=True))
+
+
+def test_a_part_that_does_not_exist_is_refused_before_the_first_step():
+    with pytest.raises(InputError, match="encoder"):
+        Descent(operator(), Optimizer(clip=(("encodre", 1.0),)))
