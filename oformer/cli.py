@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class Train:
         outcome = train(recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet)
         write_report(out, splits[1])
         if not outcome.finished:
-            command = " ".join(["oformer", *sys.argv[1:]])
+            command = " ".join([_program(), *sys.argv[1:]])
             _say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
             return 0 if outcome.reason == "time" else 130
         error = f", test error {outcome.scores.error:.3%}" if outcome.scores else ""
@@ -302,7 +303,7 @@ class Demo:
         from oformer.recipes import recipe_named
 
         recipe = _override(recipe_named("burgers-demo"), rest)
-        return demo(recipe, self.out, minutes=self.minutes, fresh=self.fresh)
+        return demo(recipe, self.out, minutes=self.minutes, fresh=self.fresh, program=_program())
 
 
 COMMANDS = {
@@ -323,17 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if arguments[:1] == ["train"] and {"-h", "--help"} & set(arguments[2:]) and not arguments[1].startswith("-"):
         arguments = ["list", arguments[1]]  # the settings of that recipe are what is asked for
-    members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items()]
-    union: Any = Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
     try:
-        command, rest = tyro.cli(
-            union,
-            prog="oformer",
-            description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
-            "Start with: oformer demo",
-            args=arguments,
-            return_unknown_args=True,
-        )
+        command, rest = parse(arguments)
         return command.run(rest)
     except (InputError, SolverDiverged, TrainingDiverged, ImportError) as error:
         if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
@@ -346,6 +338,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("oformer: interrupted; what was finished is saved, and the same command goes on.", file=sys.stderr)
         return 130
+
+
+def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that is asked for, and the arguments that only a recipe can understand."""
+    members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items()]
+    union: Any = Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
+    return tyro.cli(
+        union,
+        prog="oformer",
+        description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
+        "Start with: oformer demo",
+        args=arguments,
+        return_unknown_args=True,
+    )
+
+
+def _program() -> str:
+    """How this command line is called here, so that what we print can be typed."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m oformer"
+    found = shutil.which("oformer")
+    return "oformer" if found and Path(found).resolve() == called.resolve() else os.path.relpath(called)
 
 
 def _is_extra(error: ImportError) -> bool:

@@ -13,7 +13,7 @@ from oformer.training.loop import train
 from oformer.training.recipe import Recipe
 
 
-def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False) -> int:
+def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False, program: str = "oformer") -> int:
     """Run the demo in a folder; a second call goes on where the first one stopped.
 
     Args:
@@ -21,6 +21,7 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
         out: where data, run and report go.
         minutes: the most that training may take.
         fresh: begin again.
+        program: how the command line is called here.
     """
     run = out / "run"
     if fresh and run.exists():
@@ -40,13 +41,14 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     _table(rows)
     report = write_report(run, data.split("test"), rows)
     _say(f"4. Report with pictures: {report}")
-    _say(
-        "Next:\n"
-        f"  oformer inspect {run}                 what was made\n"
-        f"  oformer plot {run}                    the pictures as PNG files\n"
-        "  oformer list                               the experiments of the paper\n"
-        "  oformer train burgers-512 --max-minutes 30 one of them, for half an hour"
-    )
+    _say("Next:")
+    for command, what in (
+        (f"inspect {run}", "what was made"),
+        (f"plot {run} --datasets {out / 'datasets'}", "the pictures as PNG files"),
+        ("list", "the experiments of the paper"),
+        ("train burgers-512 --max-minutes 30", "one of them, for half an hour"),
+    ):
+        _say(f"  {program} {command}    # {what}")
     return 0
 
 

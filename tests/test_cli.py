@@ -288,6 +288,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Go on with: oformer train burgers-demo" in said
+    assert "Go on with: python -m oformer train burgers-demo" in said
     (saved,) = (tmp_path / "outputs/burgers-demo/checkpoints").iterdir()
     assert int(saved.name) > 0

@@ -72,7 +72,7 @@ class _State:
 
 def train(
     recipe: Recipe,
-    folder: Path,
+    folder: Path | str,
     data: tuple[PointDataset, PointDataset],
     *,
     device: torch.device | str = "cpu",
