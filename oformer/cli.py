@@ -124,13 +124,13 @@ class Train:
         """Train, then report."""
         from oformer.recipes import recipe_named
         from oformer.report import write_report
-        from oformer.training.datasets import open_data
+        from oformer.training.datasets import open_data, train_and_test
         from oformer.training.loop import train
 
         recipe = _override(recipe_named(self.name), rest)
         device, out = _device(self.device), self.out or Path("outputs") / self.name
         data = open_data(recipe, self.datasets, own=self.data, device=device, say=_say)
-        splits = data.split("train"), data.split("test")
+        splits = train_and_test(data, recipe)
         outcome = train(recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet)
         write_report(out, splits[1])
         if not outcome.finished:
@@ -153,7 +153,7 @@ class Evaluate:
     data: Path | None = None
     """Another dataset than that of its recipe."""
     datasets: Path = Path("datasets")
-    split: str = "test"
+    split: Literal["train", "test"] = "test"
     batch: int = 16
     device: Device = "auto"
     json: bool = False
@@ -164,6 +164,7 @@ class Evaluate:
         from oformer.analysis import resolution_sweep
         from oformer.checkpoint import load_checkpoint
         from oformer.predict import find_checkpoint
+        from oformer.training.datasets import train_and_test
         from oformer.training.evaluate import evaluate
 
         _no_more(rest)
@@ -171,7 +172,7 @@ class Evaluate:
         checkpoint = load_checkpoint(find_checkpoint(self.run_folder), device)
         recipe = _recipe_of(checkpoint.recipe)
         data = _data_of(recipe, self.data, self.datasets, device)
-        split = data.split(self.split)
+        split = train_and_test(data, recipe)[self.split == "test"]
         scores = evaluate(checkpoint.operator, split, self.batch)
         sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
         if self.json:
@@ -258,12 +259,13 @@ class Plot:
         """Draw and write the pictures."""
         from oformer.plots.style import save_figure
         from oformer.report import pictures
+        from oformer.training.datasets import train_and_test
 
         _no_more(rest)
         recipe = _recipe_of_run(self.run_folder)
         data = _data_of(recipe, self.data, self.datasets, _device(self.device))
         folder = self.out or self.run_folder / "plots"
-        for name, figure in pictures(self.run_folder, data.split("test")).items():
+        for name, figure in pictures(self.run_folder, train_and_test(data, recipe)[1]).items():
             save_figure(folder / f"{name}.png", figure)
             _say(f"Drew {folder / name}.png")
         return 0

@@ -8,7 +8,7 @@ import torch
 
 from oformer.analysis import resolution_sweep
 from oformer.report import write_report
-from oformer.training.datasets import open_data
+from oformer.training.datasets import open_data, train_and_test
 from oformer.training.loop import train
 from oformer.training.recipe import Recipe
 
@@ -30,16 +30,17 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     _say(f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}.")
     data = open_data(recipe, out / "datasets", device=device, say=_say)
     _say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
-    outcome = train(recipe, run, (data.split("train"), data.split("test")), device=device, max_minutes=minutes)
+    splits = train_and_test(data, recipe)
+    outcome = train(recipe, run, splits, device=device, max_minutes=minutes)
     if outcome.reason not in ("finished", "patience", "time"):
         _say(f"Stopped ({outcome.reason}) at step {outcome.step}; everything is saved. The same command goes on.")
         return 130
     if outcome.reason == "time":
         _say(f"Time is up at step {outcome.step} of {recipe.training.steps}; the same command goes on. So far:")
     _say("3. The same weights on other grids than the one they were trained on:")
-    rows = resolution_sweep(outcome.operator, data.split("test"))
+    rows = resolution_sweep(outcome.operator, splits[1])
     _table(rows)
-    report = write_report(run, data.split("test"), rows)
+    report = write_report(run, splits[1], rows)
     _say(f"4. Report with pictures: {report}")
     _say("Next:")
     for command, what in (

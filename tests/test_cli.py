@@ -13,7 +13,8 @@ import pytest
 from oformer.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parent.parent
-PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+# Absolute, because the commands run in other folders than this one.
+PATHS = os.pathsep.join(str(Path(p).resolve()) for p in (ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONPATH": PATHS}
 # The smallest thing that `train` can do, spelled as a person would.
 SMALL = [

@@ -70,3 +70,17 @@ def open_data(
         )
         store = made if made is not None else Store.open(folder)
     return PointDataset(store, recipe.data.view)
+
+
+def train_and_test(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, PointDataset]:
+    """The two splits: the dataset's own, or the first and the last samples as the recipe counts them."""
+    if {"train", "test"} <= data.splits.keys():
+        return data.split("train"), data.split("test")
+    train, test = recipe.data.train, recipe.data.test
+    if len(data) < train + test:
+        raise InputError(
+            f"splits named train and test, or the {train} + {test} samples of recipe `{recipe.name}`",
+            f"{len(data)} samples without splits",
+            "Save it with splits, or set --data.train and --data.test",
+        )
+    return data.subset(range(train)), data.subset(range(len(data) - test, len(data)))

@@ -1,0 +1,83 @@
+"""The dataset of a recipe: found, made, or one's own."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from oformer.data.dataset import PointDataset, View
+from oformer.errors import InputError
+from oformer.problems import Burgers
+from oformer.training.datasets import dataset_folder, open_data, train_and_test
+from oformer.training.recipe import Data
+from tests.tiny import tiny_recipe
+
+
+def own(count=10):
+    x = np.linspace(0, 1, 12)
+    values = np.random.default_rng(0).normal(size=(count, 12))
+    return PointDataset.from_arrays(x, values, values)
+
+
+def test_recipes_that_differ_in_their_view_share_a_dataset(tmp_path):
+    recipe = tiny_recipe()
+    first = open_data(recipe, tmp_path)
+    other = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, view=View(points=(16,))))
+    second = open_data(other, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert (first.spec.grid, second.spec.grid) == ((32,), (16,))
+    np.testing.assert_array_equal(first[3].target[:, ::2], second[3].target)
+
+
+def test_what_is_made_is_announced_with_its_size_and_only_once(tmp_path):
+    said = []
+    for _ in range(2):
+        open_data(tiny_recipe(), tmp_path, say=said.append)
+    assert len(said) == 1
+    assert "16 samples" in said[0]
+    assert "MB" in said[0]
+
+
+def test_the_folder_names_what_the_samples_depend_on(tmp_path):
+    folders = {
+        dataset_folder(Burgers(), 10, 0, tmp_path),
+        dataset_folder(Burgers(), 10, 1, tmp_path),
+        dataset_folder(Burgers(), 11, 0, tmp_path),
+        dataset_folder(Burgers(viscosity=0.2), 10, 0, tmp_path),
+    }
+    assert len(folders) == 4
+    assert dataset_folder(Burgers(viscosity=0.1), 10, 0, tmp_path) in folders
+
+
+def test_splits_are_the_first_and_the_last_of_the_problem(tmp_path):
+    recipe = tiny_recipe()
+    train, test = train_and_test(open_data(recipe, tmp_path), recipe)
+    assert (len(train), len(test)) == (12, 4)
+    last = recipe.problem.samples([15], recipe.data.seed)[0]
+    np.testing.assert_allclose(test[3].target, last.target[:, ::2], rtol=1e-6, atol=1e-7)
+
+
+def test_ones_own_data_without_splits_is_cut_as_the_recipe_counts(tmp_path):
+    own().save(tmp_path / "mine")
+    recipe = dataclasses.replace(tiny_recipe(), data=Data(train=6, test=3))
+    data = open_data(recipe, tmp_path, own=tmp_path / "mine")
+    train, test = train_and_test(data, recipe)
+    np.testing.assert_array_equal(train[5].target, data[5].target)
+    np.testing.assert_array_equal(test[0].target, data[7].target)
+    greedy = dataclasses.replace(recipe, data=Data(train=9, test=3))
+    with pytest.raises(InputError, match=r"9 \+ 3 samples.*10 samples without splits.*--data\.train"):
+        train_and_test(data, greedy)
+
+
+def test_ones_own_splits_come_first(tmp_path):
+    own().save(tmp_path / "mine", splits={"train": (0, 4), "test": (4, 10)})
+    recipe = dataclasses.replace(tiny_recipe(), data=Data(train=9, test=1))
+    data = open_data(recipe, tmp_path, own=tmp_path / "mine")
+    assert [len(part) for part in train_and_test(data, recipe)] == [4, 6]
+
+
+def test_without_a_generator_one_is_asked_for_data(tmp_path):
+    recipe = tiny_recipe(augment=False)
+    recipe = dataclasses.replace(recipe, problem=None, spec=recipe.problem.spec)
+    with pytest.raises(InputError, match="--data FOLDER"):
+        open_data(recipe, tmp_path)
