@@ -166,16 +166,16 @@ def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.devic
     """A fresh state, or that of the newest checkpoint."""
     found = checkpoints(folder)
     if found:
-        loaded = load_checkpoint(found[-1])
-        operator = loaded.operator
+        operator = load_checkpoint(found[-1]).operator
+        if operator.spec != data.spec:
+            raise InputError(
+                f"data of the shape that {folder} was begun with", str(data.spec), f"It was {operator.spec}"
+            )
         tensors, progress = load_tensors(found[-1] / STATE), read_json(found[-1] / PROGRESS)
     else:
         torch.manual_seed(recipe.training.seed)
-        operator, tensors, progress = (
-            Operator(recipe.model.build(data.spec), recipe.normalization).fit(data),
-            {},
-            {},
-        )
+        operator = Operator(recipe.model.build(data.spec), recipe.normalization).fit(data)
+        tensors, progress = {}, {}
     operator.to(device).train()
     average = Average(operator, recipe.training.ema) if recipe.training.ema else None
     state = _State(operator, Descent(operator, recipe.training.optimizer), average)

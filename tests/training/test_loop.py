@@ -15,6 +15,7 @@ import torch
 
 from oformer.checkpoint import load_checkpoint, load_tensors
 from oformer.config import to_json
+from oformer.data.dataset import View
 from oformer.errors import InputError, TrainingDiverged
 from oformer.files import write_json
 from oformer.training import loop
@@ -232,3 +233,10 @@ def test_it_learns(tmp_path, splits):
     recipe = dataclasses.replace(recipe, model=quiet_model)
     outcome = run(recipe, tmp_path, splits)
     assert evaluate(outcome.operator, splits[0], 4).error < 0.15
+
+
+def test_going_on_with_data_of_another_shape_is_refused(tmp_path, splits, tiny_data):
+    run(tiny_recipe(steps=2), tmp_path, splits, max_minutes=0.0)
+    finer = tiny_data.with_view(View(points=(64,)))
+    with pytest.raises(InputError, match=r"was begun with.*grid=\(64,\).*grid=\(32,\)"):
+        run(tiny_recipe(steps=2), tmp_path, (finer.split("train"), finer.split("test")))
