@@ -251,6 +251,8 @@ class Plot:
     """A run folder."""
     out: Path | None = None
     """The folder for the pictures; by default RUN/plots."""
+    movie: Path | None = None
+    """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
     data: Path | None = None
     datasets: Path = Path("datasets")
     device: Device = "auto"
@@ -258,16 +260,20 @@ class Plot:
     def run(self, rest: list[str]) -> int:
         """Draw and write the pictures."""
         from oformer.plots.style import save_figure
-        from oformer.report import pictures
+        from oformer.report import movie, pictures
         from oformer.training.datasets import train_and_test
 
         _no_more(rest)
         recipe = _recipe_of_run(self.run_folder)
         data = _data_of(recipe, self.data, self.datasets, _device(self.device))
         folder = self.out or self.run_folder / "plots"
-        for name, figure in pictures(self.run_folder, train_and_test(data, recipe)[1]).items():
+        test = train_and_test(data, recipe)[1]
+        for name, figure in pictures(self.run_folder, test).items():
             save_figure(folder / f"{name}.png", figure)
             _say(f"Drew {folder / name}.png")
+        if self.movie is not None:
+            movie(self.run_folder, test, self.movie)
+            _say(f"Drew {self.movie}")
         return 0
 
 

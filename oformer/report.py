@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from oformer.analysis import resolution_sweep
 from oformer.checkpoint import Checkpoint, load_checkpoint, parameter_count
 from oformer.data.dataset import PointDataset
+from oformer.errors import InputError
 from oformer.fields import Field
-from oformer.plots import lines, page, style
+from oformer.plots import lines, maps, page, style
 from oformer.plots.lines import Panel, Resolution
 from oformer.predict import Predictor, find_checkpoint
 from oformer.training.evaluate import Errors, errors
@@ -45,19 +46,32 @@ def pictures(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None =
     figures = {"training": lines.loss_curves(read_journal(run))}
     predictor = Predictor(run)
     found = errors(predictor.operator, test)
+    known = test.card.inputs[0] if test.card.inputs else "input"
+    wanted = test.card.targets[0] if test.card.targets else "target"
+    panels, grid = _panels(predictor, test, found), test.spec.grid
     if test.spec.dim == 1:
-        names = test.card
-        figures["predictions"] = lines.solutions(
-            _panels(predictor, test, found),
-            input=names.inputs[0] if names.inputs else "input",
-            target=names.targets[0] if names.targets else "target",
-        )
+        figures["predictions"] = lines.solutions(panels, input=known, target=wanted)
+    elif grid is not None and len(grid) == 2:
+        figures["predictions"] = maps.solutions(panels, grid, input=known, target=wanted)
+        if test.spec.out_times > 1:
+            figures["frames"] = maps.frames(panels[1], grid)
     if test.spec.out_times > 1:
         figures["by-step"] = lines.error_by_step(found.by_step)
     rows = resolution_sweep(predictor.operator, test) if sweep is None else sweep
     if rows:
         figures["by-resolution"] = lines.error_by_resolution(rows)
     return figures
+
+
+def movie(run: Path, test: PointDataset, path: Path) -> None:
+    """Write the median prediction of a problem in time on a two-dimensional grid as a moving picture."""
+    predictor, grid = Predictor(run), test.spec.grid
+    if grid is None or len(grid) != 2 or test.spec.out_times < 2:
+        raise InputError(
+            "a problem in time on a two-dimensional grid for a movie", "another", "Draw its pictures instead"
+        )
+    panel = _panels(predictor, test, errors(predictor.operator, test))[1]
+    maps.animation(path, panel, grid)
 
 
 def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Path) -> None:
@@ -73,6 +87,7 @@ def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Pat
 _CAPTIONS = {
     "training": "Training loss and test error.",
     "predictions": "Best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
+    "frames": "The median prediction over time.",
     "by-step": "Error over time.",
     "by-resolution": "Test error when the same weights see other numbers of points.",
 }

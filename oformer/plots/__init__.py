@@ -1,7 +1,6 @@
 """Figures and pages. They take fields, arrays and records, and know nothing of models."""
 
 from oformer.plots.lines import (
-    Panel,
     Resolution,
     error_by_resolution,
     error_by_step,
@@ -9,6 +8,7 @@ from oformer.plots.lines import (
     solutions,
 )
 from oformer.plots.page import Code, Heading, Page, Picture, Table, Text, write_page
+from oformer.plots.panel import Panel
 from oformer.plots.style import save_figure
 
 __all__ = [

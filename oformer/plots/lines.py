@@ -15,39 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field, Sample
+from oformer.fields import Field
 from oformer.metrics import relative_l2
 from oformer.plots import style
+from oformer.plots.panel import Panel, check_dimension
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
 FEW = 100  # up to so many input points are drawn one by one: the reader sees what the model saw
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One sample of a 1-D problem and what was predicted for it, in physical units."""
-
-    title: str  # "best", "median", "worst", or what makes this sample worth a look
-    sample: Sample  # without a batch axis
-    prediction: Float[Tensor, "times queries channels"]
-
-    def __post_init__(self) -> None:
-        dim = self.sample.query.coords.shape[-1]
-        if self.sample.target.ndim != 3 or dim != 1:
-            raise InputError(
-                "one sample of a 1-D problem to draw as lines",
-                f"a target of shape {tuple(self.sample.target.shape)} in {dim} dimension(s)",
-                "Take one sample of the batch; fields in more dimensions need maps",
-            )
-        if self.prediction.shape != self.sample.target.shape:
-            raise InputError(
-                f"a prediction of the target's shape {tuple(self.sample.target.shape)}",
-                str(tuple(self.prediction.shape)),
-                "Predict at the sample's own query points",
-            )
 
 
 def solutions(
@@ -74,8 +51,7 @@ def solutions(
         channel: which channel.
         columns: how many panels go side by side.
     """
-    if not panels:
-        raise InputError("at least one sample to draw", "none")
+    check_dimension(list(panels), 1, "Fields in two dimensions are drawn by plots.maps")
     counts = sorted(n for panel in panels if (n := int((panel.sample.input.weights > 0).sum())) <= FEW)
     few = "" if not counts else f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     names = (f"{input} (input)", f"{input} ({few} input points)", f"{target} (truth)")

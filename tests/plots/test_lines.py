@@ -128,7 +128,7 @@ def test_a_panel_refuses_what_is_not_one_sample_on_a_line():
     panel = shuffled_panel()
     field = Field.of(torch.rand(4, 2), torch.rand(1, 4, 1))
     with pytest.raises(InputError, match="1-D"):
-        Panel("a map", Sample(field, field, field.values), field.values)
+        solutions([Panel("a map", Sample(field, field, field.values), field.values)])
     with pytest.raises(InputError, match="target's shape"):
         Panel("too short", panel.sample, panel.prediction[:, :-1])
     with pytest.raises(InputError, match="at least one sample"):

@@ -1,0 +1,104 @@
+"""Maps show the numbers they are given, the right way up, on scales that can be compared."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from oformer.errors import InputError
+from oformer.fields import Field, Sample
+from oformer.meshes.grids import periodic_grid
+from oformer.plots import maps, style
+from oformer.plots.panel import Panel
+
+GRID = (6, 5)
+
+
+def panel(times=4, sign=False):
+    coords = periodic_grid(GRID, (1.0, 1.0)).float()
+    ramp = coords[:, 0] + 10 * coords[:, 1] - (5.0 if sign else 0.0)
+    target = ramp[None, :, None] * torch.arange(1, times + 1)[:, None, None]
+    sample = Sample(Field.of(coords, ramp[None, :, None]), Field.of(coords), target)
+    return Panel("a title", sample, target * 1.1)
+
+
+def images(figure):
+    return [axis.images[0] for axis in figure.axes if axis.images]
+
+
+def test_a_row_holds_input_truth_prediction_and_error():
+    one = panel()
+    given, truth, answer, error = images(maps.solutions([one], GRID))
+    frame = one.sample.target[-1, :, 0].reshape(GRID).numpy()
+    # Right is the first coordinate, up the second: pixel rows are the second coordinate.
+    np.testing.assert_allclose(truth.get_array(), frame.T)
+    np.testing.assert_allclose(answer.get_array(), 1.1 * frame.T, rtol=1e-6)
+    np.testing.assert_allclose(error.get_array(), 0.1 * frame.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(given.get_array(), one.sample.input.values[0, :, 0].reshape(GRID).T)
+    assert truth.get_clim() == answer.get_clim()
+    assert error.get_clim()[0] == -error.get_clim()[1]
+    assert truth.origin == "lower"
+
+
+def test_the_printed_error_is_the_relative_error():
+    figure = maps.solutions([panel()], GRID)
+    assert any("10%" in axis.get_xlabel() for axis in figure.axes)
+
+
+def test_fields_of_both_signs_get_colors_with_a_neutral_middle():
+    _, truth, *_ = images(maps.solutions([panel(sign=True)], GRID))
+    assert truth.get_cmap().name == maps.DIVERGING
+    assert truth.get_clim()[0] == -truth.get_clim()[1]
+    _, truth, *_ = images(maps.solutions([panel()], GRID))
+    assert truth.get_cmap().name == maps.SEQUENTIAL
+
+
+def test_sparse_inputs_are_drawn_as_dots():
+    one = panel()
+    few = Field.of(one.sample.input.coords[:7], one.sample.input.values[:, :7])
+    figure = maps.solutions([dataclasses.replace(one, sample=dataclasses.replace(one.sample, input=few))], GRID)
+    (dots,) = [c for axis in figure.axes for c in axis.collections if len(c.get_offsets()) == 7]
+    np.testing.assert_allclose(dots.get_offsets(), few.coords)
+
+
+def test_frames_go_from_the_first_to_the_last_step():
+    one = panel(times=9)
+    figure = maps.frames(one, GRID, count=3)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == ["step 1", "step 5", "step 9"]
+    shown = images(figure)
+    np.testing.assert_allclose(shown[2].get_array(), one.sample.target[8, :, 0].reshape(GRID).T)
+    assert len({image.get_clim() for image in shown[6:9]}) == 1
+
+
+@pytest.mark.parametrize("kind", ["gif", "mp4"])
+def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
+    path = tmp_path / f"movie.{kind}"
+    if kind == "mp4":
+        imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    maps.animation(path, panel(times=3), GRID, rate=2)
+    if kind == "gif":
+        from PIL import Image
+
+        with Image.open(path) as movie:
+            assert movie.n_frames == 3
+            assert movie.info["duration"] == 500
+    else:
+        frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
+        assert (frames, seconds) == (3, pytest.approx(1.5, abs=0.1))
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    line = Field.of(torch.rand(5, 1), torch.rand(1, 5, 1))
+    with pytest.raises(InputError, match="2-D"):
+        maps.solutions([Panel("a line", Sample(line, line, line.values), line.values)], GRID)
+    with pytest.raises(InputError, match="6 x 6 values"):
+        maps.solutions([panel()], (6, 6))
+    with pytest.raises(InputError, match=r"\.gif or \.mp4"):
+        maps.animation(tmp_path / "movie.avi", panel(), GRID)
+
+
+def test_a_perfect_prediction_can_be_drawn():
+    one = panel()
+    perfect = dataclasses.replace(one, prediction=one.sample.target)
+    assert style.rendered(maps.solutions([perfect], GRID)).startswith(b"\x89PNG")
