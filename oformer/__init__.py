@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oformer.models.base import Normalization, Operator
     from oformer.models.oformer import OFormer, OFormerConfig
     from oformer.predict import Predictor
-    from oformer.problems import PROBLEMS, Burgers
+    from oformer.problems import PROBLEMS, Burgers, Darcy, NavierStokes
     from oformer.recipes import RECIPES
     from oformer.training.evaluate import evaluate
     from oformer.training.loop import train
@@ -32,7 +32,7 @@ _HOMES = {
     "oformer.models.base": ("Normalization", "Operator"),
     "oformer.models.oformer": ("OFormer", "OFormerConfig"),
     "oformer.predict": ("Predictor",),
-    "oformer.problems": ("PROBLEMS", "Burgers"),
+    "oformer.problems": ("PROBLEMS", "Burgers", "Darcy", "NavierStokes"),
     "oformer.recipes": ("RECIPES",),
     "oformer.training.evaluate": ("evaluate",),
     "oformer.training.loop": ("train",),
@@ -46,9 +46,11 @@ __all__ = [
     "Batch",
     "Burgers",
     "Card",
+    "Darcy",
     "Data",
     "Field",
     "InputError",
+    "NavierStokes",
     "Normalization",
     "OFormer",
     "OFormerConfig",

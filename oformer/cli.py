@@ -48,7 +48,7 @@ class Generate:
     """Make the dataset of a recipe or a problem. Interrupt it at any time: the same command goes on."""
 
     name: Name
-    """A recipe (burgers-2048) or a problem (burgers)."""
+    """A recipe (burgers-2048), a problem (burgers, darcy, navier-stokes), or one of its instances (ns2, ns-mix)."""
     count: int | None = None
     """Samples in all; by default those of the recipe, or 1000."""
     seed: int | None = None
@@ -67,6 +67,7 @@ class Generate:
         """Make the dataset."""
         from oformer.data.generate import estimate, generate
         from oformer.problems import PROBLEMS
+        from oformer.problems.navier_stokes import INSTANCES
         from oformer.recipes import RECIPES
         from oformer.training.datasets import dataset_folder
 
@@ -76,11 +77,13 @@ class Generate:
             problem = recipe.problem
             if problem is None:
                 raise InputError(f"a generator for `{self.name}`", "none in this version", "Use a dataset of your own")
-        elif self.name in PROBLEMS:
-            problem = tyro.cli(PROBLEMS[self.name], args=rest, prog=f"oformer generate {self.name}")
+        elif self.name in PROBLEMS or self.name in INSTANCES:
+            settings = INSTANCES.get(self.name) or PROBLEMS[self.name]()
+            prog = f"oformer generate {self.name}"
+            problem = tyro.cli(type(settings), default=settings, args=rest, prog=prog)
             rest = []
         else:
-            raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS])
+            raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS, *INSTANCES])
         _no_more(rest)
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
@@ -97,6 +100,45 @@ class Generate:
             _say(f"This share of {folder} is made; the others are still missing.")
         else:
             _say(f"{folder} is complete. Look at it: oformer inspect {folder}")
+        return 0
+
+
+@dataclass
+class Import:
+    """Bring a published file into a dataset that `train --data` takes: MATLAB, .npy, .pt, PDEBench, The Well.
+
+    What is understood of the file is printed first; `oformer inspect FILE` prints that alone.
+    """
+
+    file: tyro.conf.Positional[Path]
+    out: Path | None = None
+    """The dataset's folder; by default one under datasets/."""
+    kind: Literal["burgers", "darcy", "navier-stokes", "pdebench", "the-well"] | None = None
+    """What the file is, instead of our guess."""
+    in_times: int | None = None
+    """How many frames of a trajectory are input; by default 10, or 1 where there are not more."""
+    train: int | None = None
+    """The first so many samples are for training; by default all but the test samples."""
+    test: int | None = None
+    """The last so many samples are for testing; by default a tenth."""
+    test_file: Path | None = None
+    """Take the test samples from another file of the same layout; by default all of them."""
+    storage: Literal["float32", "float16"] = "float32"
+    """How values are kept; the cost of float16 is measured and written in the card."""
+
+    def run(self, rest: list[str]) -> int:
+        """Say what the file is, then write the dataset."""
+        from oformer.data.importers import import_file, recognize
+
+        _no_more(rest)
+        print(recognize(self.file, kind=self.kind, in_times=self.in_times), flush=True)
+        folder = self.out or Path("datasets") / self.file.stem
+        import_file(
+            self.file, folder, n_train=self.train, n_test=self.test, in_times=self.in_times, storage=self.storage,
+            kind=self.kind, test_file=self.test_file,
+            progress=lambda done, total: _say(f"Imported {done:,} of {total:,} samples"),
+        )  # fmt: skip
+        _say(f"{folder} is complete. Look at it: oformer inspect {folder}")
         return 0
 
 
@@ -279,7 +321,7 @@ class Plot:
 
 @dataclass
 class Inspect:
-    """Say what a file or folder is: a dataset, a run, a checkpoint, or arrays."""
+    """Say what a file or folder is: a dataset, a run, a checkpoint, arrays, or a published file to import."""
 
     file: tyro.conf.Positional[Path]
     verify: bool = False
@@ -315,8 +357,8 @@ class Demo:
 
 
 COMMANDS = {
-    "list": List, "generate": Generate, "train": Train, "evaluate": Evaluate, "predict": Predict, "plot": Plot,
-    "inspect": Inspect, "demo": Demo,
+    "list": List, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate, "predict": Predict,
+    "plot": Plot, "inspect": Inspect, "demo": Demo,
 }  # fmt: skip
 
 
@@ -344,7 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("oformer: interrupted; what was finished is saved, and the same command goes on.", file=sys.stderr)
+        print("oformer: interrupted; nothing that was complete is lost. Run the same command again.", file=sys.stderr)
         return 130
 
 

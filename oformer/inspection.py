@@ -1,4 +1,4 @@
-"""What a file or folder is, in words: a dataset, a run, a checkpoint, or arrays."""
+"""What a file or folder is, in words: a dataset, a run, a checkpoint, arrays, or a published file to import."""
 
 import math
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from oformer.checkpoint import CONFIG, load_checkpoint, parameter_count
+from oformer.data.importers import SUFFIXES, recognize
 from oformer.data.store import Store
 from oformer.errors import InputError
 from oformer.files import load_npz, map_arrays
@@ -33,11 +34,24 @@ def describe(path: Path, verify: bool = False) -> str:
         raise InputError("a dataset, a run or a checkpoint", f"{path}, a folder of none of them", "Check the path")
     if path.suffix == ".safetensors":
         return _arrays(path, map_arrays(path))
-    if path.suffix in (".npz", ".npy"):
+    if path.suffix == ".npz" or (path.suffix == ".npy" and not _is_published(path)):
         return _arrays(path, load_npz(path))
+    if path.suffix in SUFFIXES:
+        return str(recognize(path))
     raise InputError(
-        "a folder of ours, or a .npz, .npy or .safetensors file", str(path), "Other formats are not read yet"
+        f"a folder of ours, or a file that ends in .npz, .safetensors, {', '.join(SUFFIXES)}",
+        str(path),
+        "Other formats are not read yet",
     )
+
+
+def _is_published(path: Path) -> bool:
+    """Whether a .npy has the axes of a published file; only its header is read."""
+    try:
+        recognize(path)
+    except InputError:
+        return False
+    return True
 
 
 def _dataset(store: Store, verify: bool) -> str:

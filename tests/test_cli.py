@@ -177,7 +177,7 @@ def test_generate_in_two_shares_equals_one(tmp_path, capsys):
 MISTAKES = {
     "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
     "unknown problem": (["generate", "burgerz"], "burgers"),
-    "no generator": (["train", "darcy-141"], "--data"),
+    "no generator": (["train", "electro"], "--data"),
     "no such run": (["predict", "nowhere", "x.npz"], "nowhere"),
     "no such file": (["inspect", "nothing.npz"], "nothing there"),
     "odd width": (["train", "burgers-512", "--model.encoder.width", "33"], "even"),
@@ -292,3 +292,45 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert "Go on with: python -m oformer train burgers-demo" in said
     (saved,) = (tmp_path / "outputs/burgers-demo/checkpoints").iterdir()
     assert int(saved.name) > 0
+
+
+def test_import_says_what_a_file_is_and_writes_what_inspect_said(tmp_path, monkeypatch, capsys):
+    import scipy.io
+
+    monkeypatch.chdir(tmp_path)
+    a = np.random.default_rng(0).standard_normal((10, 16))
+    scipy.io.savemat("waves.mat", {"a": a, "u": 2 * a})
+    assert main(["inspect", "waves.mat"]) == 0
+    understood = capsys.readouterr().out
+    assert all(w in understood for w in ("Layout: burgers", "(sample, x) = (10, 16)", "periodic", "assumed"))
+    assert not (tmp_path / "datasets").exists()
+    assert main(["import", "waves.mat", "--train", "6", "--test", "2"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == understood
+    assert "Imported 8 of 8 samples" in shown.err
+    assert main(["inspect", "datasets/waves", "--verify"]) == 0
+    assert "8 (train 0..5, test 6..7)" in capsys.readouterr().out
+    assert main(["import", "waves.mat"]) == 2  # it is there already
+    assert "no file or folder yet" in capsys.readouterr().err
+
+
+def test_inspect_knows_a_published_npy_from_other_arrays(tmp_path, capsys):
+    np.save(tmp_path / "flow.npy", np.zeros((12, 4, 4, 15), np.float32))
+    np.save(tmp_path / "points.npy", np.zeros((5, 2)))
+    for name, words in (("flow", "(time, x, y, sample) = (12, 4, 4, 15)"), ("points", "coords  float64 (5, 2)")):
+        assert main(["inspect", str(tmp_path / f"{name}.npy")]) == 0
+        assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["import", "inspect"])
+def test_a_foreign_file_that_is_not_understood_is_one_sentence(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.mat").write_text("no matrix " * 30)
+    Path("code.pt").write_bytes(b"cos\nsystem\n(S'echo bad'\ntR.")
+    for name in ("text.mat", "code.pt"):
+        assert main([verb, name]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith("oformer: Expected")
+        assert shown.err.count("\n") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"text.mat", "code.pt"}

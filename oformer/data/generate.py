@@ -73,7 +73,7 @@ def generate(
         spec=problem.spec,
         card=problem.card,
         count=count,
-        splits=_splits(count, n_train, n_test) if splits is None else splits,
+        splits=first_and_last(count, n_train, n_test) if splits is None else splits,
         part_size=part_size,
         storage=storage,
         problem=config.to_json(problem),
@@ -89,7 +89,7 @@ def generate(
     total = sum(len(writer.indices(part)) for part in mine)
     left = sum(len(writer.indices(part)) for part in todo)
     if problem.spec.grid is not None:
-        _check_space(folder, estimate(problem, left, storage) if left else 0)
+        check_space(folder, estimate(problem, left, storage) if left else 0)
     with torch.no_grad(), _reported(progress, total - left, total) as report:
         if todo[:1] != [0] and not writer.ready:
             writer.share(_solve(problem, [0], seed, device)[0][0])
@@ -97,7 +97,7 @@ def generate(
             _make(writer, problem, part, seed, device, batch or part_size, report)
             if k == 0 and problem.spec.grid is None:
                 size = part_path(folder, part).stat().st_size
-                _check_space(folder, size * (len(todo) - 1))
+                check_space(folder, size * (len(todo) - 1))
     return writer.finalize() if not writer.missing() else None
 
 
@@ -136,7 +136,8 @@ def _check_request(count: int, seed: int, batch: int | None, shard: tuple[int, i
         raise InputError("a `shard` (i, n) with 0 <= i < n", str(shard))
 
 
-def _splits(count: int, n_train: int | None, n_test: int | None) -> Splits:
+def first_and_last(count: int, n_train: int | None, n_test: int | None) -> Splits:
+    """The first samples for training and the last for testing; a tenth of all for testing where nothing is said."""
     if n_test is None:
         n_test = count - n_train if n_train is not None else min(max(count // 10, 1), count - 1)
     if n_train is None:
@@ -147,7 +148,8 @@ def _splits(count: int, n_train: int | None, n_test: int | None) -> Splits:
     return {name: (first, end) for name, (first, end) in splits.items() if end > first}
 
 
-def _check_space(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse to begin what the disk cannot hold."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InputError(

@@ -65,3 +65,9 @@ def line_weights(
     equal = (rank < count).to(weights.dtype) / count
     weights = torch.where(total > 0, weights / total.where(total > 0, torch.ones_like(total)), equal)
     return torch.zeros_like(weights).scatter(-1, order, weights)
+
+
+def cell_grid(cells: tuple[int, ...], lengths: tuple[float, ...]) -> Float[Tensor, "points dim"]:
+    """The centers (i + 1/2)/n of the cells of a box, none on its border; row-major, the last axis fastest."""
+    axes = [(torch.arange(n, dtype=torch.float64) + 0.5) * (p / n) for n, p in zip(cells, lengths, strict=True)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))

@@ -6,5 +6,7 @@ questions.
 
 from oformer.problems.base import Problem
 from oformer.problems.burgers import Burgers
+from oformer.problems.darcy import Darcy
+from oformer.problems.navier_stokes import NavierStokes
 
-PROBLEMS: dict[str, type[Problem]] = {kind.name: kind for kind in (Burgers,)}
+PROBLEMS: dict[str, type[Problem]] = {kind.name: kind for kind in (Burgers, Darcy, NavierStokes)}

@@ -16,11 +16,29 @@ from oformer.problems import PROBLEMS
 from oformer.problems.base import Problem
 
 # Settings that make a problem small enough to be solved several times here; the defaults if it has none.
-SMALL: dict[str, dict[str, Any]] = {"burgers": {"points": 192, "solver_points": 128, "steps": 100}}
+SMALL: dict[str, dict[str, Any]] = {
+    "burgers": {"points": 192, "solver_points": 128, "steps": 100},
+    "darcy": {"points": 24},
+    "navier-stokes": {
+        "viscosity": (1e-4, 1e-3),
+        "duration": 4,
+        "points": 32,
+        "solver_points": 32,
+        "time_step": 0.02,
+        "in_times": 2,
+        "precision": "float64",
+    },
+}
 
 # How to read the state that `solve` takes off the input of a batch, for problems with symmetries.
 STATE: dict[str, Callable[[Batch], dict[str, Tensor]]] = {
     "burgers": lambda batch: {"initial": batch.input.values[:, 0, :, 0]},
+    "darcy": lambda batch: {"coefficient": batch.input.values[:, 0, :, 0].unflatten(1, (24, 24))},
+    "navier-stokes": lambda batch: {
+        "initial": batch.input.values[:, 0, :, 0].unflatten(1, (32, 32)),
+        "viscosity": batch.parameters["viscosity"],
+        "time": torch.tensor(1.0),
+    },
 }
 
 SEED = 11

@@ -1,0 +1,212 @@
+"""The files of the papers, in whatever format: Burgers, Darcy and Navier-Stokes, told apart by their names."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from oformer.data.importers.common import March, Opened, Rows, pair, refuse_in_times, repeated, said, unit
+from oformer.errors import InputError
+from oformer.fields import Card
+
+_PAIRS = {
+    "burgers": (("a", "u"), ("x", "y")),
+    "darcy": (("coeff", "sol"), ("a", "u"), ("x", "y")),
+    "navier-stokes": (("x", "y"),),
+}
+_SPACE = {"burgers": 1, "darcy": 2, "navier-stokes": 2}
+_STRIDES = (2, 3, 5, 7, 10, 15)  # by which the papers thin the 421 x 421 points of Darcy
+
+
+def by_names(
+    path: Path,
+    format: str,
+    arrays: Mapping[str, Rows],
+    kind: str | None,
+    in_times: int | None,
+    numbers: dict[str, float],
+) -> Opened:
+    """Understand the named arrays of a file.
+
+    Args:
+        path: the file.
+        format: how it is written.
+        arrays: those of real numbers.
+        kind: of the equation; by default guessed from names, axes and types.
+        in_times: frames of a trajectory that are input.
+        numbers: single numbers of the file, the same for all samples.
+    """
+    kind = kind or _guess(path, arrays)
+    if kind not in _SPACE:
+        raise InputError(f"one of {', '.join(_SPACE)} in {path}", f"`{kind}`, which is never written so")
+    if kind == "navier-stokes" and "u" in arrays:
+        return _trajectories(path, format, arrays, in_times, numbers)
+    names = next((names for names in _PAIRS[kind] if set(names) <= arrays.keys()), None)
+    if names is None:
+        wanted = " or ".join(f"`{a}` and `{u}`" for a, u in _PAIRS[kind])
+        raise InputError(f"{wanted} in {path} for {kind}", _listed(arrays))
+    refuse_in_times(in_times, kind)
+    a, dim = arrays[names[0]], _SPACE[kind]
+    if a.axes != dim + 1:
+        axes = "(sample, x)" if dim == 1 else "(sample, x, y)"
+        raise InputError(f"`{names[0]}` of {path} with axes {axes} for {kind}", f"shape {a.shape}")
+    if dim == 2 and a.shape[1] != a.shape[2]:
+        raise InputError(f"a square grid in `{names[0]}` of {path}", f"shape {a.shape}")
+    if kind == "darcy":
+        return _darcy(path, format, names, arrays, numbers)
+    return _periodic(path, kind, format, names, arrays, numbers)
+
+
+def _guess(path: Path, arrays: Mapping[str, Rows]) -> str:
+    if {"coeff", "sol"} <= arrays.keys():
+        return "darcy"
+    if "u" in arrays and arrays["u"].axes == 4:
+        return "navier-stokes"
+    if {"a", "u"} <= arrays.keys() and arrays["a"].axes == arrays["u"].axes == 2:
+        return "burgers"
+    if {"x", "y"} <= arrays.keys():
+        if arrays["x"].axes == 2:
+            return "burgers"
+        if arrays["x"].axes == 3 and arrays["x"].dtype.kind == "b":
+            return "darcy"
+    raise InputError(
+        f"`a` and `u` (Burgers), `coeff` and `sol` (Darcy), `u` (Navier-Stokes, four axes) or `x` and `y` in {path}",
+        _listed(arrays),
+        "If you know what it is, say so with --kind",
+    )
+
+
+def _listed(arrays: Mapping[str, Rows]) -> str:
+    return ", ".join(f"`{name}` {rows.shape}" for name, rows in sorted(arrays.items())[:8]) or "no array of numbers"
+
+
+def _periodic(
+    path: Path, kind: str, format: str, names: tuple[str, str], arrays: Mapping[str, Rows], numbers: dict[str, float]
+) -> Opened:
+    a, u = (arrays[name] for name in names)
+    dim = _SPACE[kind]
+    assumptions = ["Periodic with period 1 along each axis; point j of n lies at j/n, the end not repeated."]
+    skip = 0
+    if u.axes == dim + 2 and u.shape[0] == a.shape[0] and u.shape[1] > 1:
+        few = min(8, a.shape[0])
+        if np.array_equal(u.take(0, few)[:, 0], a.take(0, few)):
+            skip = 1
+            assumptions.append(f"The first frame of `{names[1]}` is `{names[0]}` again and is left out of the target.")
+    title = {"burgers": "Burgers", "navier-stokes": "Navier-Stokes"}[kind]
+    letter = "u" if kind == "burgers" else "w"
+    return pair(
+        path, kind, format, names, arrays, (unit(a.shape[1]),) * dim,
+        card=Card(f"{title}, from {path.name}", inputs=(f"{letter} before",), targets=(f"{letter} after",)),
+        periods=(1.0,) * dim, assumptions=assumptions, skip=skip, parameters=numbers,
+    )  # fmt: skip
+
+
+def _darcy(
+    path: Path, format: str, names: tuple[str, str], arrays: Mapping[str, Rows], numbers: dict[str, float]
+) -> Opened:
+    a, u = (arrays[name] for name in names)
+    assumptions, warnings = [], []
+    if a.dtype.kind == "b":
+        assumptions.append(f"`{names[0]}` says yes or no: kept as 1 and 0, since the file names no two coefficients.")
+    axis, where, odd = _darcy_axis(a.shape[1], u)
+    assumptions.append(where)
+    warnings += odd
+    return pair(
+        path, "darcy", format, names, arrays, (axis, axis),
+        card=Card(f"Darcy, from {path.name}", inputs=("coefficient",), targets=("u",)),
+        assumptions=assumptions, warnings=warnings, parameters=numbers,
+    )  # fmt: skip
+
+
+def _darcy_axis(n: int, solution: Rows) -> tuple[np.ndarray, str, list[str]]:
+    """Coordinates along an axis of the unit square, the sentence about them, and warnings.
+
+    The solution is zero on the boundary, so how it falls off towards the first and the last line tells how far these
+    lie from it. That is compared with each grid in use.
+    """
+    i = np.arange(n)
+    cells = (i + 0.5) / n, f"The points are the centres of {n} cells per axis of the unit square, (i + 1/2)/{n}"
+    if n == 421:
+        return cells[0], cells[1] + ", as in the published files.", []
+    choices = [cells, (i / max(n - 1, 1), f"The points are nodes i/{n - 1} of the unit square, its boundary included")]
+    for fine, strides in ((421, _STRIDES), (512, (2, 4, 8, 16, 32, 64))):
+        for r in strides:
+            if len(range(0, fine, r)) == n:
+                words = f"The points are one in {r} of the centres of {fine} cells per axis, ({r} i + 1/2)/{fine}"
+                choices.append(((r * i + 0.5) / fine, words))
+    edges = _edges(solution)
+    if edges is None:
+        return cells[0], cells[1] + ".", ["There is too little in the file to check where its grid begins and ends."]
+
+    def misfit(axis: np.ndarray) -> float:
+        step = axis[1] - axis[0]
+        return abs(axis[0] / step - edges[0]) + abs((1 - axis[-1]) / step - edges[1])
+
+    axis, words = min(choices, key=lambda choice: misfit(choice[0]))
+    if misfit(axis) > 0.3:
+        return (
+            cells[0],
+            cells[1] + ".",
+            ["The solution does not fall to zero at the edges as on any grid in use: check the coordinates."],
+        )
+    return axis, f"{words}: that fits how the solution falls to zero at the edges.", []
+
+
+def _edges(solution: Rows) -> tuple[float, float] | None:
+    """How many steps before the first and behind the last line the solution would be zero, by a cubic."""
+    n = solution.shape[-1]
+    if n < 8 or solution.axes != 3 or solution.shape[0] == 0:
+        return None
+    values = np.asarray(solution.take(0, min(64, solution.shape[0])), np.float64)
+    profile = (values.mean((0, 2)) + values.mean((0, 1))) / 2
+    found = []
+    for mean in (profile[:4], profile[::-1][:4]):
+        if not np.isfinite(mean).all() or not mean.any():
+            return None
+        roots = np.roots(np.polyfit(np.arange(4), mean, 3))
+        real = -roots[np.abs(roots.imag) < 1e-9].real
+        found.append(float(real[np.abs(real).argmin()]) if len(real) else np.inf)
+    return found[0], found[1]
+
+
+def _trajectories(
+    path: Path, format: str, arrays: Mapping[str, Rows], in_times: int | None, numbers: dict[str, float]
+) -> Opened:
+    u = arrays["u"]
+    if u.axes != 4 or u.shape[1] != u.shape[2]:
+        raise InputError(f"`u` of {path} with axes (sample, x, y, time) and a square grid", f"shape {u.shape}")
+    words = {"u": f"(sample, x, y, time) = {u.shape}: the vorticity"}
+    if "a" in arrays:
+        words["a"] = f"{arrays['a'].shape}: the vorticity at time 0, left out as in the papers"
+    if "t" in arrays:
+        words["t"] = f"{arrays['t'].shape}: the times of the frames, not stored"
+
+    def take(first: int, end: int) -> np.ndarray:
+        return np.moveaxis(u.take(first, end), 3, 1)
+
+    return navier_stokes(path, format, words, u.shape[0], u.shape[3], u.shape[1], take, in_times, numbers)
+
+
+def navier_stokes(
+    path: Path,
+    format: str,
+    words: dict[str, str],
+    samples: int,
+    times: int,
+    points: int,
+    take: Callable[[int, int], np.ndarray],
+    in_times: int | None,
+    numbers: dict[str, float],
+) -> Opened:
+    """A file of vorticity on the periodic unit square; `take` gives (samples, times, x, y)."""
+    warnings = ()
+    if times > samples:
+        warnings = (f"More frames ({times}) than samples ({samples}): check which axis is which.",)
+    return March(
+        path=path, kind="navier-stokes", format=format, arrays={**words, **said(numbers)},
+        title=f"Navier-Stokes, from {path.name}",
+        samples=samples, times=times, axes=(unit(points),) * 2, channels=("vorticity",),
+        take=lambda first, end: take(first, end)[..., None], periods=(1.0, 1.0),
+        assumptions=("Periodic with period 1 along each axis; point j of n lies at j/n, the end not repeated.",),
+        warnings=warnings, parameters=lambda first, end: repeated(numbers, end - first),
+    ).opened(in_times)  # fmt: skip
