@@ -6,6 +6,7 @@ wrong type is an error that names its place, never a silent default.
 
 import dataclasses
 import types
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from oformer.errors import InputError
@@ -36,6 +37,15 @@ def from_json(kind: type[Config], content: Any, where: str = "config") -> Config
         where: the place in the file, for error messages.
     """
     return _read(kind, content, where)
+
+
+def differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON contents differ, and what stands there in each."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
+    elif a != b:
+        yield where, a, b
 
 
 def _wrong(where: str, expected: str, content: Any) -> InputError:

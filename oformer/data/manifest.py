@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,21 +177,13 @@ def refuse_other(folder: Path, old: tuple[Manifest, Any], new: tuple[Manifest, A
         for m, problem in (old, new)
     )
     # Through JSON, so that what was read back compares equal to what is asked (tuples are lists there).
-    differences = list(_differences(there, json.loads(json.dumps(asked))))
-    if differences:
+    different = list(config.differences(there, json.loads(json.dumps(asked))))
+    if different:
         raise InputError(
             f"the settings that the dataset in {folder} was begun with",
-            "; ".join(f"{where} {b!r} instead of {a!r}" for where, a, b in differences),
+            "; ".join(f"{where} {b!r} instead of {a!r}" for where, a, b in different),
             "Use them, or another folder",
         )
-
-
-def _differences(a: Any, b: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in sorted({*a, *b}):
-            yield from _differences(a.get(key), b.get(key), f"{where}.{key}" if where else key)
-    elif a != b:
-        yield where, a, b
 
 
 def _check_splits(splits: Splits, count: int) -> None:

@@ -8,7 +8,6 @@ fourth order (integrating-factor RK4).
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from jaxtyping import Complex, Float
@@ -17,6 +16,7 @@ from torch import Tensor
 from oformer.errors import InputError, SolverDiverged
 from oformer.fields import check_finite
 from oformer.solvers.fourier import irfft, rfft
+from oformer.solvers.records import whole_steps
 
 CHECKS = 16  # looks at the state during a run; each makes the host wait for the device
 
@@ -54,7 +54,7 @@ def solve(
     _check_settings(initial, viscosity, length, duration, steps)
     check_finite("initial", initial)
     n, dt = initial.shape[-1], duration / steps
-    record = [steps] if times is None else _whole_steps(times, dt, steps)
+    record = [steps] if times is None else whole_steps(times, dt, steps)
     kept = -(-n // 3)
     k = torch.arange(kept, dtype=torch.float64, device=initial.device) * (2 * math.pi / length)
     # exp(-nu k^2 t) over half a step, and -(u^2/2)_x over a whole one. Each has a zero real or imaginary
@@ -105,18 +105,3 @@ def _check_settings(initial: Tensor, viscosity: float, length: float, duration: 
             raise InputError(f"a positive `{name}`", str(value))
     if steps < 1:
         raise InputError("at least one of `steps`", str(steps))
-
-
-def _whole_steps(times: Sequence[float], dt: float, steps: int) -> list[int]:
-    """The step at which each time falls."""
-    record = [round(time / dt) for time in times]
-    if not record or record[0] < 0 or record[-1] > steps or any(i >= j for i, j in pairwise(record)):
-        raise InputError(f"`times` that grow from 0 to at most {steps * dt:g}", str(list(times)))
-    for time, step in zip(times, record, strict=True):
-        if abs(time - step * dt) > 1e-6 * dt:
-            raise InputError(
-                f"`times` that are whole numbers of steps of {dt:g}",
-                f"{time:g}",
-                f"The nearest is {step * dt:g}; or change `steps`",
-            )
-    return record

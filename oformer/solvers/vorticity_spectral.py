@@ -16,7 +16,6 @@ for steps that RK4 takes with ease. The published scripts cut modes off in the a
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
 from oformer.meshes.grids import periodic_grid
+from oformer.solvers.records import whole_steps
 
 Scheme = Literal["rk4", "euler-cn"]
 RightHandSide = Callable[[Tensor, Tensor], Tensor]  # (state, where to write) to what was written
@@ -69,7 +69,9 @@ def solve(
     if forcing is None:
         forcing = published_forcing(initial.shape[-1]).to(initial)
     _check_settings(initial, nu, forcing, stride)
-    record = _whole_steps(times, time_step)
+    if not (math.isfinite(time_step) and time_step > 0):
+        raise InputError("a positive `time_step`", str(time_step))
+    record = whole_steps(times, time_step)
 
     n = initial.shape[-1]
     modes = Modes(n, initial.device)
@@ -245,20 +247,3 @@ def _check_settings(initial: Tensor, nu: Tensor, forcing: Tensor, stride: int) -
             raise InputError(
                 f"`{name}` of zero mean", f"{float(mean.max()):g}", "A periodic flow has no other; subtract it"
             )
-
-
-def _whole_steps(times: Sequence[float], dt: float) -> list[int]:
-    """The step at which each time falls."""
-    if not (math.isfinite(dt) and dt > 0):
-        raise InputError("a positive `time_step`", str(dt))
-    record = [round(time / dt) for time in times]
-    if not record or record[0] < 0 or any(i >= j for i, j in pairwise(record)):
-        raise InputError("`times` that grow from 0 on", str(list(times)))
-    for time, step in zip(times, record, strict=True):
-        if abs(time - step * dt) > 1e-6 * dt:
-            raise InputError(
-                f"`times` that are whole numbers of steps of {dt:g}",
-                f"{time:g}",
-                f"The nearest is {step * dt:g}; or change `time_step`",
-            )
-    return record

@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from oformer.checkpoint import Checkpoint, load_checkpoint, load_tensors, parameter_count, save_checkpoint
-from oformer.config import to_json
+from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
 from oformer.errors import InputError, TrainingDiverged
@@ -140,7 +140,8 @@ def _claim(folder: Path, recipe: Recipe) -> None:
         return
     remove_leftovers(folder / "checkpoints")
     theirs = read_json(path)
-    different = [name for name in _differences(theirs, ours) if name not in {f"training.{free}" for free in _FREE}]
+    free = {f"training.{name}" for name in _FREE}
+    different = [where for where, _, _ in differences(theirs, ours) if where not in free]
     if different:
         raise InputError(
             f"the recipe that {folder} was started with",
@@ -148,13 +149,6 @@ def _claim(folder: Path, recipe: Recipe) -> None:
             "Choose another --out folder, or the same settings to go on",
         )
     write_json(path, ours)
-
-
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        names = [*old, *(n for n in new if n not in old)]
-        return [d for n in names for d in _differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))]
-    return [] if old == new else [where]
 
 
 def checkpoints(folder: Path) -> list[Path]:

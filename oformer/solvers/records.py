@@ -1,0 +1,29 @@
+"""When a solver of fixed steps writes its state down."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from oformer.errors import InputError
+
+
+def whole_steps(times: Sequence[float], dt: float, last: int | None = None) -> list[int]:
+    """The step at which each time falls; each must be a whole number of steps from the start.
+
+    Args:
+        times: in order.
+        dt: the length of a step.
+        last: the last step there is, if there is one.
+    """
+    record = [round(time / dt) for time in times]
+    late = bool(record) and last is not None and record[-1] > last
+    if not record or record[0] < 0 or late or any(i >= j for i, j in pairwise(record)):
+        end = "on" if last is None else f"to at most {last * dt:g}"
+        raise InputError(f"`times` that grow from 0 {end}", str(list(times)))
+    for time, step in zip(times, record, strict=True):
+        if abs(time - step * dt) > 1e-6 * dt:
+            raise InputError(
+                f"`times` that are whole numbers of steps of {dt:g}",
+                f"{time:g}",
+                f"The nearest is {step * dt:g}; or change the steps",
+            )
+    return record
