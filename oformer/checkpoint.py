@@ -92,6 +92,11 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     )
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(p for p in (run / "checkpoints").glob("[0-9]*") if (p / CONFIG).is_file())
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, refused where it is foreign or of a newer version."""
     if not (folder / CONFIG).is_file():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 import tyro
 
 from oformer.errors import InputError, SolverDiverged, TrainingDiverged, unknown_name
+from oformer.terminal import say, table
 
 if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset
@@ -39,7 +40,7 @@ class List:
             (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
             for n, r in RECIPES.items()
         ]
-        _table(("recipe", "parameters", "training", "generator", "paper"), rows)
+        table(("recipe", "parameters", "training", "generator", "paper"), rows)
         return 0
 
 
@@ -91,15 +92,15 @@ class Generate:
         seed = self.seed if self.seed is not None else data.seed if data else 0
         storage = self.storage or (data.storage if data else "float32")
         folder = self.out or dataset_folder(problem, count, seed, Path("datasets"))
-        _say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
+        say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
         store = generate(
             problem, count, seed=seed, folder=folder, n_train=train, n_test=test, device=_device(self.device),
             batch=self.batch, shard=_shard(self.shard), storage=storage,
         )  # fmt: skip
         if store is None:
-            _say(f"This share of {folder} is made; the others are still missing.")
+            say(f"This share of {folder} is made; the others are still missing.")
         else:
-            _say(f"{folder} is complete. Look at it: oformer inspect {folder}")
+            say(f"{folder} is complete. Look at it: oformer inspect {folder}")
         return 0
 
 
@@ -136,9 +137,9 @@ class Import:
         import_file(
             self.file, folder, n_train=self.train, n_test=self.test, in_times=self.in_times, storage=self.storage,
             kind=self.kind, test_file=self.test_file,
-            progress=lambda done, total: _say(f"Imported {done:,} of {total:,} samples"),
+            progress=lambda done, total: say(f"Imported {done:,} of {total:,} samples"),
         )  # fmt: skip
-        _say(f"{folder} is complete. Look at it: oformer inspect {folder}")
+        say(f"{folder} is complete. Look at it: oformer inspect {folder}")
         return 0
 
 
@@ -171,18 +172,16 @@ class Train:
 
         recipe = _override(recipe_named(self.name), rest)
         device, out = _device(self.device), self.out or Path("outputs") / self.name
-        data = open_data(recipe, self.datasets, own=self.data, device=device, say=_say)
+        data = open_data(recipe, self.datasets, own=self.data, device=device, say=say)
         splits = train_and_test(data, recipe)
         outcome = train(recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet)
         write_report(out, splits[1])
         if not outcome.finished:
             command = " ".join([_program(), *sys.argv[1:]])
-            _say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
+            say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
             return 0 if outcome.reason == "time" else 130
         error = f", test error {outcome.scores.error:.3%}" if outcome.scores else ""
-        _say(
-            f"Finished {outcome.step:,} steps{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz"
-        )
+        say(f"Finished {outcome.step:,} steps{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz")
         return 0
 
 
@@ -221,7 +220,7 @@ class Evaluate:
             rows = [dataclasses.asdict(row) for row in sweep]
             print(json.dumps({**dataclasses.asdict(scores), "sweep": rows}, indent=2))
             return 0
-        _table(
+        table(
             ("relative L2 error", f"{self.split} split, {scores.count} samples"),
             [
                 ("mean", f"{scores.error:.4%}"),
@@ -230,7 +229,7 @@ class Evaluate:
                 ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
             ],
         )
-        _table(
+        table(
             ("looked at with", "input points", "error"),
             [(r.label, str(r.points), f"{r.error:.4%}") for r in sweep],
         )
@@ -276,12 +275,12 @@ class Predict:
             query = predictor.grid(field, self.resolution)
         answer = predictor(field, query, self.times)
         save_npz(self.out, coords=np.asarray(answer.coords), values=np.asarray(answer.values))
-        _say(f"Wrote {answer.values.shape[0]} frame(s) at {answer.points} points to {self.out}.")
+        say(f"Wrote {answer.values.shape[0]} frame(s) at {answer.points} points to {self.out}.")
         if self.plot is not None:
             from oformer.report import draw_prediction
 
             draw_prediction(predictor, field, answer, self.plot)
-            _say(f"Drew {self.plot}")
+            say(f"Drew {self.plot}")
         return 0
 
 
@@ -312,10 +311,10 @@ class Plot:
         test = train_and_test(data, recipe)[1]
         for name, figure in pictures(self.run_folder, test).items():
             save_figure(folder / f"{name}.png", figure)
-            _say(f"Drew {folder / name}.png")
+            say(f"Drew {folder / name}.png")
         if self.movie is not None:
             movie(self.run_folder, test, self.movie)
-            _say(f"Drew {self.movie}")
+            say(f"Drew {self.movie}")
         return 0
 
 
@@ -440,21 +439,6 @@ def _no_more(rest: list[str]) -> None:
         raise InputError("known options", " ".join(rest), "See --help")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*header, header_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    # A pipe has no width of its own; folding columns there would lose what a script wants to read.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
 def _size(recipe: "Recipe") -> int:
     return sum(p.numel() for p in recipe.model.build(recipe.data_spec()).parameters())
 
@@ -499,4 +483,4 @@ def _recipe_of_run(run: Path) -> "Recipe":
 def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":
     from oformer.training.datasets import open_data
 
-    return open_data(recipe, root, own=own, device=device, say=_say)
+    return open_data(recipe, root, own=own, device=device, say=say)

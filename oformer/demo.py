@@ -1,13 +1,13 @@
 """The whole way in a few minutes: generate, train, evaluate, draw, and say what to try next."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 
 from oformer.analysis import resolution_sweep
 from oformer.report import write_report
+from oformer.terminal import say, table
 from oformer.training.datasets import open_data, train_and_test
 from oformer.training.loop import train
 from oformer.training.recipe import Recipe
@@ -27,45 +27,30 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     if fresh and run.exists():
         shutil.rmtree(run)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    _say(f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}.")
-    data = open_data(recipe, out / "datasets", device=device, say=_say)
-    _say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
+    say(f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}.")
+    data = open_data(recipe, out / "datasets", device=device, say=say)
+    say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
     splits = train_and_test(data, recipe)
     outcome = train(recipe, run, splits, device=device, max_minutes=minutes)
     if outcome.reason not in ("finished", "patience", "time"):
-        _say(f"Stopped ({outcome.reason}) at step {outcome.step}; everything is saved. The same command goes on.")
+        say(f"Stopped ({outcome.reason}) at step {outcome.step}; everything is saved. The same command goes on.")
         return 130
     if outcome.reason == "time":
-        _say(f"Time is up at step {outcome.step} of {recipe.training.steps}; the same command goes on. So far:")
-    _say("3. The same weights on other grids than the one they were trained on:")
+        say(f"Time is up at step {outcome.step} of {recipe.training.steps}; the same command goes on. So far:")
+    say("3. The same weights on other grids than the one they were trained on:")
     rows = resolution_sweep(outcome.operator, splits[1])
-    _table(rows)
+    table(
+        ("looked at with", "input points", "test error (relative L2)"),
+        [(r.label, str(r.points), f"{r.error:.3%}" + " (trained here)" * (r.kind == "trained")) for r in rows],
+    )
     report = write_report(run, splits[1], rows)
-    _say(f"4. Report with pictures: {report}")
-    _say("Next:")
+    say(f"4. Report with pictures: {report}")
+    say("Next:")
     for command, what in (
         (f"inspect {run}", "what was made"),
         (f"plot {run} --datasets {out / 'datasets'}", "the pictures as PNG files"),
         ("list", "the experiments of the paper"),
         ("train burgers-512 --max-minutes 30", "one of them, for half an hour"),
     ):
-        _say(f"  {program} {command}    # {what}")
+        say(f"  {program} {command}    # {what}")
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _table(rows) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("looked at with", "input points", "test error (relative L2)", header_style="bold")
-    for row in rows:
-        table.add_row(
-            row.label,
-            str(row.points),
-            f"{row.error:.3%}" + (" (trained here)" if row.kind == "trained" else ""),
-        )
-    Console().print(table)

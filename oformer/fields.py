@@ -46,6 +46,14 @@ class Field:
         """How many points, padding included."""
         return self.coords.shape[-2]
 
+    def batched(self) -> "Field":
+        """The same field as a batch of one."""
+        return Field(self.coords[None], self.values[None], self.weights[None])
+
+    def single(self, index: int) -> "Field":
+        """One field of a batch."""
+        return Field(self.coords[index], self.values[index], self.weights[index])
+
     def to(self, *args, **kwargs) -> "Field":
         """The same field on another device or in another floating type."""
         return Field(self.coords.to(*args, **kwargs), self.values.to(*args, **kwargs), self.weights.to(*args, **kwargs))

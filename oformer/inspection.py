@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from oformer.checkpoint import CONFIG, load_checkpoint, parameter_count
+from oformer.checkpoint import CONFIG, checkpoints, load_checkpoint, parameter_count
 from oformer.data.importers import SUFFIXES, recognize
 from oformer.data.store import Store
 from oformer.errors import InputError
 from oformer.files import load_npz, map_arrays
 from oformer.training.journal import JOURNAL, read_journal
-from oformer.training.loop import checkpoints
 
 
 def describe(path: Path, verify: bool = False) -> str:

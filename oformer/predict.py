@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oformer.checkpoint import Checkpoint, load_checkpoint
+from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
 from oformer.errors import InputError
 from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
@@ -59,7 +59,7 @@ class Predictor:
         query = self._query(field, query_points)
         single = field.coords.ndim == 2
         if single:
-            field, query = _batched(field), _batched(query)
+            field, query = field.batched(), query.batched()
         field, query = field.to(self.device, torch.float32), query.to(self.device, torch.float32)
         if query.coords.shape[0] != field.coords.shape[0]:
             query = Field(
@@ -68,7 +68,7 @@ class Predictor:
         self.operator.check(field, query)
         values = self._answer(field, query, times, chunk)
         answer = Field(query.coords, values, query.weights).to("cpu")
-        return Field(answer.coords[0], answer.values[0], answer.weights[0]) if single else answer
+        return answer.single(0) if single else answer
 
     def grid(self, field: Field, points: int) -> Float[Tensor, "queries dim"]:
         """A regular grid of so many points per axis over the domain: the period, or the box of the input's points."""
@@ -168,10 +168,6 @@ def read_field(path: Path, values_needed: bool = True) -> Field:
     return field
 
 
-def _batched(field: Field) -> Field:
-    return Field(field.coords.unsqueeze(0), field.values.unsqueeze(0), field.weights.unsqueeze(0))
-
-
 def _slice(field: Field, first: int, last: int) -> Field:
     return Field(field.coords[:, first:last], field.values[:, :, first:last], field.weights[:, first:last])
 
@@ -185,9 +181,9 @@ def find_checkpoint(source: str | Path) -> Path:
             f"`{source}`, which is none",
             "Train one with `oformer train`, or check the path",
         )
-    if (folder / "config.json").is_file():
+    if (folder / CONFIG).is_file():
         return folder
-    found = sorted(p for p in (folder / "checkpoints").glob("[0-9]*") if (p / "config.json").is_file())
+    found = checkpoints(folder)
     if not found:
         raise InputError(f"a checkpoint in {folder}", "none yet", "Train longer, or give another folder")
     return found[-1]

@@ -372,9 +372,8 @@ def _kept_count(points: int, keep: float) -> int:
 
 def _kept(field: Field, keep: float, generator: torch.Generator, spec: Spec) -> Field:
     """A random choice of the points, with weights of their own."""
-    batch = Field(field.coords[None], field.values[None], field.weights[None])
-    kept = keep_points(batch, keep, generator, "gaps" if spec.dim == 1 else "scaled", spec.periods)
-    return Field(kept.coords[0], kept.values[0], kept.weights[0])
+    weights = "gaps" if spec.dim == 1 else "scaled"
+    return keep_points(field.batched(), keep, generator, weights, spec.periods).single(0)
 
 
 def _spec_of(

@@ -24,6 +24,7 @@ from torch import Tensor
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, collate
+from oformer.seeds import numpy_generator
 
 WINDOW = 50  # batches sorted by size together: enough to find like ones, few enough to stay random
 CPU_BUDGET = 2 * 2**30
@@ -155,7 +156,7 @@ class Loader:
         count, batch = len(self.dataset), self.batch
         if not self._shuffle:
             return np.arange(count)
-        random = np.random.default_rng([self._seed, epoch, _DRAWS])
+        random = numpy_generator(self._seed, epoch, _DRAWS)
         order = random.permutation(count)
         if self._sizes is None:
             return order

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Field
-from oformer.metrics import relative_l2
 from oformer.plots import style
 from oformer.plots.panel import Panel, check_dimension
 
@@ -118,12 +117,7 @@ def _draw_solution(
     lower.axhline(0, color="#B6BCC3", linewidth=0.8)
     lower.fill_between(x, answered - expected, color=style.PREDICTION, alpha=0.18, linewidth=0)
     lower.plot(x, answered - expected, color=style.PREDICTION, linewidth=1.1)
-    error = relative_l2(
-        prediction[None, None, :, None].double(),
-        truth[None, None, :, None].double(),
-        sample.query.weights[None].double(),
-    )
-    text = f"relative L2  {style.percent(error.item())}"
+    text = f"relative L2  {style.percent(panel.error(time, channel))}"
     lower.text(0.02, 0.97, text, transform=lower.transAxes, va="top", size=8.5, color=style.INK)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.files import write_bytes
-from oformer.metrics import relative_l2
 from oformer.plots import style
 from oformer.plots.panel import Panel, check_dimension
 
@@ -59,7 +58,7 @@ def solutions(
             _map(figure, row[2], answer, limits)
             _map(figure, row[3], answer - truth, _symmetric(answer - truth), DIVERGING)
             row[0].set_ylabel(panel.title)
-            row[3].set_xlabel(f"relative L2  {style.percent(_error(panel, time, channel))}")
+            row[3].set_xlabel(f"relative L2  {style.percent(panel.error(time, channel))}")
         for axis, name in zip(axes[0], (input, f"{target} (truth)", "prediction", "error"), strict=True):
             axis.set_title(name, fontsize=9.5)
     return figure
@@ -91,7 +90,7 @@ def frames(
             _map(figure, axes[1, column], answer[step], limits, bar=False)
             _map(figure, axes[2, column], answer[step] - truth[step], error_limits, DIVERGING, bar=last)
             axes[0, column].set_title(f"step {first_step + step}", fontsize=9.5)
-            axes[2, column].set_xlabel(style.percent(_error(panel, step, channel)))
+            axes[2, column].set_xlabel(style.percent(panel.error(step, channel)))
         for row, name in zip(axes, ("truth", "prediction", "error"), strict=True):
             row[0].set_ylabel(name)
     return figure
@@ -231,9 +230,3 @@ def _bar(figure: "matplotlib.figure.Figure", axis: "matplotlib.axes.Axes", shown
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
     bar.ax.yaxis.get_offset_text().set_fontsize(7)
-
-
-def _error(panel: Panel, time: int, channel: int) -> float:
-    answer, truth = panel.prediction[time, :, channel], panel.sample.target[time, :, channel]
-    weights = panel.sample.query.weights[None].double()
-    return relative_l2(answer[None, None, :, None].double(), truth[None, None, :, None].double(), weights).item()

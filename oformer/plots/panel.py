@@ -7,6 +7,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Sample
+from oformer.metrics import relative_l2
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Panel:
                 str(tuple(self.prediction.shape)),
                 "Predict at the sample's own query points",
             )
+
+    def error(self, time: int, channel: int) -> float:
+        """The relative L2 error of one frame and channel alone."""
+        answer, truth = (v[None, time, None, :, channel, None].double() for v in (self.prediction, self.sample.target))
+        return relative_l2(answer, truth, self.sample.query.weights[None].double()).item()
 
 
 def check_dimension(panels: list[Panel], dim: int, advice: str) -> None:

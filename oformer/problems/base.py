@@ -4,11 +4,13 @@ A problem is a frozen dataclass of its physical settings; it is its own configur
 (seed, index): sample i is the same whatever the batch, the shard or the number of devices.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from oformer.fields import Batch, Card, Sample, Spec
@@ -46,3 +48,20 @@ class Problem:
     def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
         """A random exact symmetry of the problem for each sample; without any, the batch as it is."""
         return batch
+
+
+def permuted(batch: Batch, source: Int[Tensor, "batch points"], sign: Int[Tensor, "batch"] | None = None) -> Batch:
+    """A symmetry of a grid, other for each sample: values of input and target change places, and sign; points stay.
+
+    Args:
+        batch: whose input and queries are the same grid.
+        source: where each value comes from.
+        sign: 1 or -1 for each sample; all 1 if left out.
+    """
+
+    def move(values: Tensor) -> Tensor:
+        moved = values.take_along_dim(source[:, None, :, None], dim=2)
+        return moved if sign is None else moved * sign[:, None, None, None].to(values.dtype)
+
+    known = dataclasses.replace(batch.input, values=move(batch.input.values))
+    return dataclasses.replace(batch, input=known, target=move(batch.target))

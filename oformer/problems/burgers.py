@@ -6,7 +6,6 @@ states is that of the unit line, with the modes 1..20 alone. We follow the data.
 j/n of the period; the released code feeds linspace(0, 1, n), whose last point is the first one again.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import periodic_grid
-from oformer.problems.base import Problem
+from oformer.problems.base import Problem, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.burgers_spectral import solve
 from oformer.solvers.fourier import resample
@@ -134,13 +133,7 @@ class Burgers(Problem):
         shift = torch.randint(points, (batch.size, 1), generator=generator).to(device)
         sign = torch.randint(2, (batch.size, 1), generator=generator).to(device) * 2 - 1
         source = (sign * (torch.arange(points, device=device) - shift)) % points
-
-        def move(values: Tensor) -> Tensor:
-            moved = values.take_along_dim(source[:, None, :, None], dim=2)
-            return moved * sign[:, :, None, None].to(values.dtype)
-
-        known = dataclasses.replace(batch.input, values=move(batch.input.values))
-        return dataclasses.replace(batch, input=known, target=move(batch.target))
+        return permuted(batch, source, sign[:, 0])
 
 
 def _check_grid(batch: Batch) -> None:

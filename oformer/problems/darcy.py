@@ -5,7 +5,6 @@ released code feeds linspace(0, 1, n) per axis and forces the border ring of its
 zero. The papers solve on nodes with interpolated coefficients (see `darcy_fd` for what that changes).
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import cell_grid
-from oformer.problems.base import Problem
+from oformer.problems.base import Problem, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.darcy_fd import solve
 from oformer.solvers.random_fields import Matern, neumann_square
@@ -124,12 +123,7 @@ class Darcy(Problem):
         row = torch.where(choices[:, 0], n - 1 - row, row)
         column = torch.where(choices[:, 1], n - 1 - column, column)
         source = torch.where(choices[:, 2], column * n + row, row * n + column)
-
-        def move(values: Tensor) -> Tensor:
-            return values.take_along_dim(source[:, None, :, None], dim=2)
-
-        known = dataclasses.replace(batch.input, values=move(batch.input.values))
-        return dataclasses.replace(batch, input=known, target=move(batch.target))
+        return permuted(batch, source)
 
 
 def _check_grid(batch: Batch) -> None:

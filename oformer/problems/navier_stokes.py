@@ -6,7 +6,6 @@ exact flow. For the covariance of the initial states the papers write the factor
 fractions j/n of the period; the released code feeds linspace(0, 1, n), whose last point is the first one again.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from torch import Tensor
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import periodic_grid, thinning
-from oformer.problems.base import Problem
+from oformer.problems.base import Problem, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.random_fields import Matern, periodic_plane
 from oformer.solvers.vorticity_spectral import solve
@@ -180,14 +179,7 @@ class NavierStokes(Problem):
         n, device = _side(batch), batch.target.device
         shift = torch.randint(n, (batch.size,), generator=generator)
         quarter = torch.randint(4, (batch.size,), generator=generator)
-        source, sign = symmetry(n, shift.to(device), quarter.to(device))
-
-        def move(values: Tensor) -> Tensor:
-            moved = values.take_along_dim(source[:, None, :, None], dim=2)
-            return moved * sign[:, None, None, None].to(values.dtype)
-
-        known = dataclasses.replace(batch.input, values=move(batch.input.values))
-        return dataclasses.replace(batch, input=known, target=move(batch.target))
+        return permuted(batch, *symmetry(n, shift.to(device), quarter.to(device)))
 
 
 INSTANCES: dict[str, NavierStokes] = {

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from oformer.checkpoint import Checkpoint, load_checkpoint, load_tensors, parameter_count, save_checkpoint
+from oformer.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_tensors, parameter_count, save_checkpoint
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
@@ -149,11 +149,6 @@ def _claim(folder: Path, recipe: Recipe) -> None:
             "Choose another --out folder, or the same settings to go on",
         )
     write_json(path, ours)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return sorted(p for p in (folder / "checkpoints").glob("[0-9]*") if p.is_dir())
 
 
 def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device) -> _State:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oformer.checkpoint import load_checkpoint, load_tensors
+from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
 from oformer.data.dataset import View
 from oformer.errors import InputError, TrainingDiverged
@@ -21,7 +21,7 @@ from oformer.files import write_json
 from oformer.training import loop
 from oformer.training.evaluate import evaluate
 from oformer.training.journal import read_journal
-from oformer.training.loop import STATE, checkpoints, train
+from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from tests.tiny import tiny_recipe
