@@ -57,10 +57,13 @@ class Generate:
     out: Path | None = None
     """The dataset's folder; by default one under datasets/."""
     device: Device = "auto"
-    shard: str = "0/1"
-    """i/n makes the i-th of n shares (from 0), for several processes or machines on one disk."""
+    shard: str | None = None
+    """i/n makes the i-th of n shares (from 0), for several processes or machines on one disk; under torchrun, by
+    default, that of the rank."""
     batch: int | None = None
-    """Samples solved at once."""
+    """Samples solved at once; by default 64 on a GPU, and fewer on a CPU where samples are large."""
+    workers: int | None = None
+    """Processes on a CPU; by default one per core for a dataset of many parts."""
     storage: Literal["float32", "float16"] | None = None
     """How values are kept; the cost of float16 is measured and written in the card."""
 
@@ -95,7 +98,7 @@ class Generate:
         say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
         store = generate(
             problem, count, seed=seed, folder=folder, n_train=train, n_test=test, device=_device(self.device),
-            batch=self.batch, shard=_shard(self.shard), storage=storage,
+            batch=self.batch, shard=_shard(self.shard), storage=storage, workers=self.workers,
         )  # fmt: skip
         if store is None:
             say(f"This share of {folder} is made; the others are still missing.")
@@ -196,6 +199,8 @@ class Evaluate:
     datasets: Path = Path("datasets")
     split: Literal["train", "test"] = "test"
     batch: int = 16
+    average: int = 1
+    """Also measure the mean of predictions under so many exact symmetries of the problem."""
     device: Device = "auto"
     json: bool = False
     """Print JSON instead of a table."""
@@ -215,10 +220,15 @@ class Evaluate:
         data = _data_of(recipe, self.data, self.datasets, device)
         split = train_and_test(data, recipe)[self.split == "test"]
         scores = evaluate(checkpoint.operator, split, self.batch)
+        mean = None
+        if self.average != 1:
+            mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average)
         sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
         if self.json:
-            rows = [dataclasses.asdict(row) for row in sweep]
-            print(json.dumps({**dataclasses.asdict(scores), "sweep": rows}, indent=2))
+            content = {**dataclasses.asdict(scores), "sweep": [dataclasses.asdict(row) for row in sweep]}
+            if mean is not None:
+                content["averaged"] = {"symmetries": self.average, **dataclasses.asdict(mean)}
+            print(json.dumps(content, indent=2))
             return 0
         table(
             ("relative L2 error", f"{self.split} split, {scores.count} samples"),
@@ -227,6 +237,7 @@ class Evaluate:
                 ("median", f"{scores.median:.4%}"),
                 ("worst", f"{scores.worst:.4%} (sample {scores.worst_sample})"),
                 ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
+                *([(f"mean, averaged over {self.average} symmetries", f"{mean.error:.4%}")] if mean else []),
             ],
         )
         table(
@@ -453,11 +464,14 @@ def _device(choice: Device) -> str:
             "Use --device cpu, or install torch with CUDA",
         )
     if choice == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return choice
+        choice = "cuda" if torch.cuda.is_available() else "cpu"
+    # torchrun starts a process for each GPU and tells it which is its own.
+    return f"cuda:{os.environ['LOCAL_RANK']}" if choice == "cuda" and "LOCAL_RANK" in os.environ else choice
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _shard(text: str | None) -> tuple[int, int]:
+    if text is None:  # torchrun tells each of its processes who it is
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
         i, n = (int(part) for part in text.split("/"))
     except ValueError:

@@ -12,6 +12,10 @@ class InputError(ValueError):
         if do:
             parts.append(do if do.endswith((".", "?", "!", "`")) else do + ".")
         super().__init__(" ".join(parts))
+        self._parts = expected, got, do
+
+    def __reduce__(self) -> tuple[type["InputError"], tuple[str, str, str]]:
+        return type(self), self._parts  # so that it passes whole from one process to another
 
 
 class SolverDiverged(RuntimeError):
@@ -19,7 +23,10 @@ class SolverDiverged(RuntimeError):
 
     def __init__(self, solver: str, step: int, time: float, norm: float):
         super().__init__(f"{solver} diverged at step {step} (time {time:g}): norm {norm:g}.")
-        self.step, self.time, self.norm = step, time, norm
+        self.solver, self.step, self.time, self.norm = solver, step, time, norm
+
+    def __reduce__(self) -> tuple[type["SolverDiverged"], tuple[str, int, float, float]]:
+        return type(self), (self.solver, self.step, self.time, self.norm)
 
 
 class TrainingDiverged(RuntimeError):

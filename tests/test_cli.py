@@ -94,6 +94,17 @@ def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
     assert errors == [pytest.approx(scores["error"], rel=1e-5)]
 
 
+def test_evaluate_averages_over_symmetries(trained):
+    done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", "--average", "4", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads(done.stdout)
+    assert scores["averaged"]["symmetries"] == 4
+    assert 0 < scores["averaged"]["error"] != scores["error"]
+    refused = cli("evaluate", "outputs/burgers-demo", "--device", "cpu", "--average", "100000", cwd=trained)
+    assert refused.returncode == 2
+    assert "symmetries, which burgers has on these points" in refused.stderr
+
+
 def test_predict_writes_physical_values_where_asked(trained, tmp_path):
     x = np.arange(40) / 40
     np.savez(tmp_path / "in.npz", coords=x[:, None], values=np.sin(2 * np.pi * x)[:, None])

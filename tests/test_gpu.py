@@ -1,12 +1,16 @@
 """The same code on a GPU: same data, same answers, same training, within what its arithmetic allows."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from oformer.fields import collate
 from oformer.models import Operator
 from oformer.predict import Predictor
-from oformer.problems import Burgers
+from oformer.problems import Burgers, Darcy
+from oformer.problems.navier_stokes import INSTANCES
+from oformer.solvers.vorticity_spectral import solve
 from oformer.training.datasets import open_data
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
@@ -21,6 +25,31 @@ def test_generated_samples_agree_with_the_cpu():
     for a, b in zip(here, there, strict=True):
         assert torch.equal(a.input.values, b.input.values)
         torch.testing.assert_close(a.target, b.target, rtol=1e-9, atol=1e-11)
+
+
+def test_darcy_agrees_with_the_cpu():
+    problem = Darcy(points=85)
+    here, there = (problem.samples(range(4), 0, device) for device in ("cpu", "cuda"))
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a.input.values, b.input.values)
+        torch.testing.assert_close(a.target, b.target, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("points", [64, 128, 256])
+def test_navier_stokes_by_fused_and_plain_steps(points):
+    """Both within what float32 costs, and the fused ones with the same bits in any batch."""
+    problem = dataclasses.replace(INSTANCES["ns-mix"], solver_points=points)
+    state = {name: value.cuda() for name, value in problem.draw(range(5), 0).items()}
+    settings = {"viscosity": state["viscosity"], "times": [1.0, 2.0], "time_step": 0.005}
+    exact = solve(state["initial"], **settings)
+    initial = state["initial"].float()
+    fused, plain = (solve(initial, **settings, fused=fused) for fused in (True, False))
+    assert torch.equal(fused, solve(initial, **settings))
+    size = exact.norm()
+    assert (fused - exact).norm() < 2e-5 * size
+    assert (plain - exact).norm() < 2e-5 * size
+    alone = solve(initial[3:4], **{**settings, "viscosity": state["viscosity"][3:4]})
+    assert torch.equal(alone[0], fused[3])
 
 
 @pytest.mark.parametrize(("autocast", "tolerance"), [(None, 1e-5), (torch.bfloat16, 3e-2)])

@@ -8,11 +8,14 @@ another batch.
 
 import contextlib
 import math
+import multiprocessing
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +47,7 @@ def generate(
     part_size: int = 64,
     shard: tuple[int, int] = (0, 1),
     storage: Storage = "float32",
+    workers: int | None = 1,
     progress: Progress | None = None,
 ) -> Store | None:
     """Make a dataset, or the rest of it.
@@ -57,16 +61,19 @@ def generate(
         n_test: the last so many are the test split; by default what is left, and a tenth if neither is given.
         splits: instead of both, [first, end) by name.
         device: where to solve.
-        batch: samples solved at once; by default a whole part.
+        batch: samples solved at once; by default a whole part, on a CPU at most the problem's `cpu_batch`.
         part_size: samples per file, and the most that an interruption costs.
         shard: (i, n) makes the parts i, i + n, i + 2n...; whoever makes the last one completes the dataset.
         storage: how values are kept.
+        workers: processes that share the work of this shard on a CPU; None: one per core, where there are parts
+            enough for them to be worth starting.
         progress: called with the samples done and wanted of this shard; by default a bar, or lines in a log.
 
     Returns:
         The dataset, or None while other shards are still at work.
     """
-    _check_request(count, seed, batch, shard)
+    _check_request(count, seed, batch, shard, workers)
+    on_cpu = torch.device(device).type == "cpu"
     folder = Path(folder)
     writer = Store.create(
         folder,
@@ -93,11 +100,15 @@ def generate(
     with torch.no_grad(), _reported(progress, total - left, total) as report:
         if todo[:1] != [0] and not writer.ready:
             writer.share(_solve(problem, [0], seed, device)[0][0])
+        if batch is None:
+            batch = min(part_size, problem.cpu_batch) if on_cpu else part_size
         for k, part in enumerate(todo):
-            _make(writer, problem, part, seed, device, batch or part_size, report)
-            if k == 0 and problem.spec.grid is None:
-                size = part_path(folder, part).stat().st_size
-                check_space(folder, size * (len(todo) - 1))
+            if k == 1 and problem.spec.grid is None:
+                check_space(folder, part_path(folder, todo[0]).stat().st_size * len(todo[1:]))
+            if k == 1 and on_cpu and (processes := _processes(workers, len(todo) - 1)) > 1:
+                _in_processes(processes, writer, todo[1:], (problem, seed, batch), report)
+                break
+            _make(writer, problem, part, seed, device, batch, report)
     return writer.finalize() if not writer.missing() else None
 
 
@@ -125,7 +136,9 @@ def estimate(problem: Problem, count: int, storage: Storage = "float32") -> int:
     return count * one + overhead
 
 
-def _check_request(count: int, seed: int, batch: int | None, shard: tuple[int, int]) -> None:
+def _check_request(count: int, seed: int, batch: int | None, shard: tuple[int, int], workers: int | None) -> None:
+    if workers is not None and workers < 1:
+        raise InputError("at least one of `workers`", str(workers))
     if not 0 < count < STRIDE:
         raise InputError(f"a `count` of samples between 1 and {STRIDE - 1}", str(count))
     if seed < 0:
@@ -208,6 +221,68 @@ def _solve_one(problem: Problem, index: int, seed: int, device: torch.device | s
         f"{ATTEMPTS + 1} draws of sample {index} that diverged ({last})",
         "More time steps or a coarser grid may help",
     ) from last
+
+
+def _processes(workers: int | None, parts: int) -> int:
+    """How many processes to start for so many parts; a process takes seconds to start."""
+    if workers is None:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return workers if parts >= 2 * workers else 1
+    return min(workers, parts)
+
+
+def _in_processes(
+    processes: int, writer: Writer, todo: Sequence[int], work: tuple[Problem, int, int], report: Callable[[int], None]
+) -> None:
+    """Make parts in several processes of one thread each; an error of one ends all, and whole parts stay."""
+    context = multiprocessing.get_context("spawn")  # a forked process would share the threads of torch
+    failures = context.SimpleQueue()
+    team = [
+        context.Process(target=_worker, args=(writer, todo[i::processes], *work, failures), daemon=True)
+        for i in range(processes)
+    ]
+    waiting = set(todo)
+
+    def look() -> None:
+        made = {part for part in waiting if part_path(writer.folder, part).exists()}
+        waiting.difference_update(made)
+        if made:
+            report(sum(len(writer.indices(part)) for part in made))
+
+    try:
+        for process in team:
+            process.start()
+        while any(process.is_alive() for process in team) and failures.empty():
+            look()
+            time.sleep(0.1)
+    finally:
+        for process in team:
+            if failures.empty() and sys.exc_info()[0] is None:
+                process.join()
+            else:
+                process.terminate()
+    if not failures.empty():
+        raise failures.get()
+    look()
+    if waiting:
+        raise InputError(
+            f"{processes} processes that make their share of the dataset",
+            "one that was killed",
+            "It may have run out of memory: use fewer `workers`; the same command goes on",
+        )
+
+
+def _worker(writer: Writer, parts: Sequence[int], problem: Problem, seed: int, batch: int, failures: Any) -> None:
+    """The main function of one process."""
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            for part in parts:
+                _make(writer, problem, part, seed, "cpu", batch, lambda _: None)
+    except KeyboardInterrupt:
+        pass  # the parent says it
+    except Exception as error:  # any error at all must reach the parent
+        failures.put(error)
 
 
 @contextlib.contextmanager

@@ -5,15 +5,18 @@ A problem is a frozen dataclass of its physical settings; it is its own configur
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from oformer.errors import InputError
 from oformer.fields import Batch, Card, Sample, Spec
+
+Undo = Callable[[Tensor], Tensor]  # values predicted for a changed batch, as the unchanged one would have them
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Problem:
     """The base of all problems: subclasses give `spec`, `card`, `draw` and `solve`."""
 
     name: ClassVar[str]
+    cpu_batch: ClassVar[int] = 64  # samples to solve at once on a CPU, where many large ones only delay the first
 
     @property
     def spec(self) -> Spec:
@@ -45,23 +49,74 @@ class Problem:
         state = {name: tensor.to(device) for name, tensor in self.draw(indices, seed).items()}
         return [sample.to("cpu") for sample in self.solve(state)]
 
+    def symmetries(self, batch: Batch) -> int:
+        """How many exact symmetries `transformed` knows for the points of this batch, the first of which is none."""
+        return 1
+
+    def transformed(self, batch: Batch, which: Int[Tensor, "batch"]) -> tuple[Batch, Undo]:
+        """Each sample under one of the symmetries, and what turns predictions for it back.
+
+        Args:
+            batch: on any device.
+            which: for each sample, from 0 to one less than `symmetries`; on the device of the batch.
+        """
+        return batch, lambda values: values
+
     def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A random exact symmetry of the problem for each sample; without any, the batch as it is."""
-        return batch
+        """A random exact symmetry of the problem for each sample; without any, the batch as it is.
+
+        Args:
+            batch: on any device.
+            generator: on the CPU; the only source of randomness.
+        """
+        which = torch.randint(self.symmetries(batch), (batch.size,), generator=generator)
+        return self.transformed(batch, which.to(batch.target.device))[0]
+
+    def averaged(
+        self, predict: Callable[[Batch], Tensor], batch: Batch, count: int
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """The mean of predictions under so many symmetries, evenly chosen from all: exact, and costs no training.
+
+        Args:
+            predict: values at the queries of a batch.
+            batch: on any device.
+            count: 1 is the plain prediction.
+        """
+        known = self.symmetries(batch)
+        if not 1 <= count <= known:
+            raise InputError(
+                f"an average over 1 to {known} symmetries, which {self.name} has on these points", str(count)
+            )
+        total = torch.zeros_like(batch.target)
+        for index in range(count):
+            which = torch.full((batch.size,), index * known // count, device=batch.target.device)
+            changed, undo = self.transformed(batch, which)
+            total += undo(predict(changed))
+        return total / count
 
 
-def permuted(batch: Batch, source: Int[Tensor, "batch points"], sign: Int[Tensor, "batch"] | None = None) -> Batch:
+def permuted(
+    batch: Batch, source: Int[Tensor, "batch points"], sign: Int[Tensor, "batch"] | None = None
+) -> tuple[Batch, Undo]:
     """A symmetry of a grid, other for each sample: values of input and target change places, and sign; points stay.
 
     Args:
         batch: whose input and queries are the same grid.
         source: where each value comes from.
         sign: 1 or -1 for each sample; all 1 if left out.
+
+    Returns:
+        The changed batch, and what turns predictions for it back.
     """
 
+    def signed(values: Tensor) -> Tensor:
+        return values if sign is None else values * sign[:, None, None, None].to(values.dtype)
+
     def move(values: Tensor) -> Tensor:
-        moved = values.take_along_dim(source[:, None, :, None], dim=2)
-        return moved if sign is None else moved * sign[:, None, None, None].to(values.dtype)
+        return signed(values.take_along_dim(source[:, None, :, None], dim=2))
+
+    def undo(values: Tensor) -> Tensor:
+        return torch.empty_like(values).scatter_(2, source[:, None, :, None].expand_as(values), signed(values))
 
     known = dataclasses.replace(batch.input, values=move(batch.input.values))
-    return dataclasses.replace(batch, input=known, target=move(batch.target))
+    return dataclasses.replace(batch, input=known, target=move(batch.target)), undo

@@ -13,12 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import periodic_grid
-from oformer.problems.base import Problem, permuted
+from oformer.problems.base import Problem, Undo, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.burgers_spectral import solve
 from oformer.solvers.fourier import resample
@@ -118,22 +119,22 @@ class Burgers(Problem):
             for before, after in zip(initial, target, strict=True)
         ]
 
-    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A random shift by whole cells and, with probability one half, the reflection u(x) → -u(-x).
+    def symmetries(self, batch: Batch) -> int:
+        """Shifts by whole cells, each without and with the reflection u(x) → -u(-x): two for each point.
 
         Exact on the grid: values are permuted and change sign, coordinates stay. Hence input and query must
         be the same regular grid of the whole period, in order; it may be a thinned one.
-
-        Args:
-            batch: on any device.
-            generator: on the CPU; the only source of randomness.
         """
         _check_grid(batch)
-        points, device = batch.input.points, batch.target.device
-        shift = torch.randint(points, (batch.size, 1), generator=generator).to(device)
-        sign = torch.randint(2, (batch.size, 1), generator=generator).to(device) * 2 - 1
-        source = (sign * (torch.arange(points, device=device) - shift)) % points
-        return permuted(batch, source, sign[:, 0])
+        return 2 * batch.input.points
+
+    def transformed(self, batch: Batch, which: Int[Tensor, "batch"]) -> tuple[Batch, Undo]:
+        """Shifted by `which` cells, and reflected where that passes the number of points."""
+        _check_grid(batch)
+        points = batch.input.points
+        shift, sign = which % points, 1 - 2 * (which // points)
+        source = sign[:, None] * (torch.arange(points, device=which.device) - shift[:, None]) % points
+        return permuted(batch, source, sign)
 
 
 def _check_grid(batch: Batch) -> None:

@@ -12,12 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import cell_grid
-from oformer.problems.base import Problem, permuted
+from oformer.problems.base import Problem, Undo, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.darcy_fd import solve
 from oformer.solvers.random_fields import Matern, neumann_square
@@ -37,6 +38,7 @@ class Darcy(Problem):
     """
 
     name: ClassVar[str] = "darcy"
+    cpu_batch: ClassVar[int] = 8
 
     points: int = 421  # per axis
     high: float = 12.0  # the coefficient where the random field is not negative
@@ -105,25 +107,25 @@ class Darcy(Problem):
             for medium, pressure in zip(a, u, strict=True)
         ]
 
-    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """One of the eight symmetries of the square for each sample: rows and columns reversed, swapped, or not.
+    def symmetries(self, batch: Batch) -> int:
+        """The eight symmetries of the square: rows and columns reversed, swapped, or not.
 
         Exact on the grid: values are permuted, coordinates stay. Hence input and query must be the same square grid
         that the symmetries map onto itself, in order; every r-th of 421 points is one where r divides 420.
-
-        Args:
-            batch: on any device.
-            generator: on the CPU; the only source of randomness.
         """
         _check_grid(batch)
-        n, device = math.isqrt(batch.input.points), batch.target.device
-        choices = torch.randint(2, (batch.size, 3, 1), generator=generator).to(device, torch.bool)
-        place = torch.arange(n * n, device=device)
+        return 8
+
+    def transformed(self, batch: Batch, which: Int[Tensor, "batch"]) -> tuple[Batch, Undo]:
+        """The three bits of `which` say: rows reversed, columns reversed, then both swapped."""
+        _check_grid(batch)
+        n = math.isqrt(batch.input.points)
+        place = torch.arange(n * n, device=which.device)
         row, column = place // n, place % n
-        row = torch.where(choices[:, 0], n - 1 - row, row)
-        column = torch.where(choices[:, 1], n - 1 - column, column)
-        source = torch.where(choices[:, 2], column * n + row, row * n + column)
-        return permuted(batch, source)
+        reverse_rows, reverse_columns, swap = ((which[:, None] >> bit) % 2 == 1 for bit in range(3))
+        row = torch.where(reverse_rows, n - 1 - row, row)
+        column = torch.where(reverse_columns, n - 1 - column, column)
+        return permuted(batch, torch.where(swap, column * n + row, row * n + column))
 
 
 def _check_grid(batch: Batch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Card, Field, Sample, Spec
 from oformer.meshes.grids import periodic_grid, thinning
-from oformer.problems.base import Problem, permuted
+from oformer.problems.base import Problem, Undo, permuted
 from oformer.seeds import numpy_generator
 from oformer.solvers.random_fields import Matern, periodic_plane
 from oformer.solvers.vorticity_spectral import solve
@@ -51,6 +51,7 @@ class NavierStokes(Problem):
     """
 
     name: ClassVar[str] = "navier-stokes"
+    cpu_batch: ClassVar[int] = 1
 
     viscosity: tuple[float, float] = (1e-4, 1e-4)  # lowest and highest
     law: Literal["uniform", "log-uniform"] = "uniform"  # of the viscosity between them
@@ -164,22 +165,20 @@ class NavierStokes(Problem):
             for before, after, nu in zip(known, later, viscosity, strict=True)
         ]
 
-    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """One of the 4n exact symmetries for each sample, at random: 256 on 64 x 64 points.
+    def symmetries(self, batch: Batch) -> int:
+        """4n exact symmetries on n x n points: 256 on 64 x 64.
 
         A shift by (+k, -k) cells, along which f is constant, after one of four: nothing; the half turn; the swap of x
         and y with w → -w; both. Each of the latter is followed by a shift in x by 1, 2, 3 quarters of the period, where
         it makes f itself again. Exact on the grid: values are permuted and change sign, coordinates stay. Hence input
         and query must be the same regular grid of the whole square, in order; it may be a thinned one.
-
-        Args:
-            batch: on any device.
-            generator: on the CPU; the only source of randomness.
         """
-        n, device = _side(batch), batch.target.device
-        shift = torch.randint(n, (batch.size,), generator=generator)
-        quarter = torch.randint(4, (batch.size,), generator=generator)
-        return permuted(batch, *symmetry(n, shift.to(device), quarter.to(device)))
+        return 4 * _side(batch)
+
+    def transformed(self, batch: Batch, which: Int[Tensor, "batch"]) -> tuple[Batch, Undo]:
+        """The shift is `which` modulo the points per axis, and which of the four comes before it is the rest."""
+        n = _side(batch)
+        return permuted(batch, *symmetry(n, which % n, which // n))
 
 
 INSTANCES: dict[str, NavierStokes] = {

@@ -26,9 +26,12 @@ from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
 from oformer.meshes.grids import periodic_grid
 from oformer.solvers.records import whole_steps
+from oformer.switches import fused_kernels
 
 Scheme = Literal["rk4", "euler-cn"]
 RightHandSide = Callable[[Tensor, Tensor], Tensor]  # (state, where to write) to what was written
+March = Callable[[int], Tensor]  # so many steps on, the packed modes
+FUSED_SIZES = (64, 128, 256)  # points per axis that `vorticity_kernels` is written for
 
 
 @torch.no_grad()
@@ -41,11 +44,13 @@ def solve(
     forcing: Float[Tensor, "points points"] | None = None,
     scheme: Scheme = "rk4",
     stride: int = 1,
+    fused: bool | None = None,
 ) -> Float[Tensor, "batch times kept kept"]:
     """The vorticity at the times asked for, in the floating type of the initial one and on its device.
 
-    On the CPU a state gives the same bits whatever the batch it is solved in: no operation mixes samples, factors
-    have a zero real or imaginary part, and where a product is added to something else it is a power of two times it.
+    A state gives the same bits whatever the batch it is solved in, on the CPU and by the fused kernels: no operation
+    mixes samples. On the CPU, factors have a zero real or imaginary part, and where a product is added to something
+    else it is a power of two times it.
 
     Good values with the default forcing: steps of 0.01 for n = 128 and 0.005 for n = 256, up to time 30. RK4 is stable
     up to about 2.8 / (2 pi n/3 max(|u1| + |u2|)) where viscosity does not help, and the forcing drives the sum of
@@ -59,6 +64,8 @@ def solve(
         forcing: f, steady, of zero mean; that of the published data if left out.
         scheme: `rk4`, or `euler-cn`: Crank-Nicolson for the viscosity, explicit Euler for the rest.
         stride: record every so many points of each axis.
+        fused: whether RK4 in float32 on a GPU uses the kernels of `vorticity_kernels`, for numbers of points that
+            they know; by default where they can run.
 
     Raises:
         SolverDiverged: at a record, values had left the finite numbers or grown more than the forcing can make them.
@@ -75,18 +82,21 @@ def solve(
 
     n = initial.shape[-1]
     modes = Modes(n, initial.device)
-    share, advance = _SCHEMES[scheme]
-    rhs = _right_hand_side(modes, forcing.to(initial.dtype), share * time_step, len(initial))
-    step = advance(rhs, nu * modes.eigenvalues * time_step, initial)
-    v = modes.cut(_rfft2(initial))
-    frames = initial.new_empty((len(initial), len(record), -(-n // stride), -(-n // stride)))
     start, push = _rms(initial), _rms(forcing[None])
+    if fused is None:
+        fused = scheme == "rk4" and initial.dtype == torch.float32 and fused_kernels(initial.device)
+        fused = fused and n in FUSED_SIZES
+    if fused and scheme != "rk4":
+        raise InputError("scheme `rk4` for the fused kernels", f"`{scheme}`", "Leave `fused` out")
+    if fused:
+        march = _fused_march(modes, initial, nu, forcing, start + push * times[-1], time_step)
+    else:
+        march = _plain_march(modes, initial, nu, forcing, time_step, scheme)
+    frames = initial.new_empty((len(initial), len(record), -(-n // stride), -(-n // stride)))
     done = 0
     for frame, until in enumerate(record):
-        for _ in range(done, until):
-            step(v)
+        w = _irfft2(modes.fill(march(until - done)), n)
         done = until
-        w = _irfft2(modes.fill(v), n)
         _check_state(w, start + push * (until * time_step), until, until * time_step)
         frames[:, frame] = w[:, ::stride, ::stride]
     return frames
@@ -132,6 +142,43 @@ class Modes:
         for small, large in self.blocks:
             spectrum[:, large, : self.highest + 1] = packed[:, small]
         return spectrum
+
+
+def _plain_march(modes: Modes, initial: Tensor, nu: Tensor, forcing: Tensor, time_step: float, scheme: Scheme) -> March:
+    share, advance = _SCHEMES[scheme]
+    rhs = _right_hand_side(modes, forcing.to(initial.dtype), share * time_step, len(initial))
+    step = advance(rhs, nu * modes.eigenvalues * time_step, initial)
+    v = modes.cut(_rfft2(initial))
+
+    def march(steps: int) -> Tensor:
+        for _ in range(steps):
+            step(v)
+        return v
+
+    return march
+
+
+def _fused_march(
+    modes: Modes, initial: Tensor, nu: Tensor, forcing: Tensor, largest: Tensor, time_step: float
+) -> March:
+    if initial.dtype != torch.float32 or modes.points not in FUSED_SIZES:
+        raise InputError(
+            f"float32 and {', '.join(map(str, FUSED_SIZES))} points per axis for the fused kernels",
+            f"{initial.dtype} and {modes.points}",
+            "Leave `fused` out",
+        )
+    from oformer.solvers.vorticity_kernels import FusedRungeKutta  # needs Triton
+
+    force = modes.cut(_rfft2(forcing.to(initial.dtype)[None]))[0]
+    force[0, 0] = 0
+    fused = FusedRungeKutta(modes.cut(_rfft2(initial)), nu, force, largest, modes.points, time_step)
+
+    def march(steps: int) -> Tensor:
+        for _ in range(steps):
+            fused.step()
+        return fused.packed()
+
+    return march
 
 
 def _right_hand_side(modes: Modes, forcing: Float[Tensor, "points points"], amount: float, batch: int) -> RightHandSide:

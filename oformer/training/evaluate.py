@@ -8,8 +8,11 @@ from torch import Tensor
 
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
+from oformer.errors import InputError
+from oformer.fields import Batch
 from oformer.metrics import mean_squared_error, relative_l2, relative_l2_by_step
 from oformer.models.base import Operator
+from oformer.problems.base import Problem
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,24 @@ class Scores:
 
 
 @torch.no_grad()
-def errors(operator: Operator, dataset: PointDataset, batch: int = 16) -> Errors:
-    """Predict every sample of the dataset and compare, on the device where the operator lives."""
+def errors(
+    operator: Operator, dataset: PointDataset, batch: int = 16, problem: Problem | None = None, average: int = 1
+) -> Errors:
+    """Predict every sample of the dataset and compare, on the device where the operator lives.
+
+    Args:
+        operator: trained.
+        dataset: whose samples are predicted.
+        batch: samples at once.
+        problem: whose symmetries are averaged over.
+        average: over how many of them; 1 is the plain prediction.
+    """
+    if average != 1 and problem is None:
+        raise InputError("a problem whose symmetries are known for an average over them", "data alone")
+
+    def predict(part: Batch) -> Tensor:
+        return operator(part.input, part.query, part.target.shape[1])
+
     device = next(operator.parameters()).device
     was_training = operator.training
     operator.eval()
@@ -46,7 +65,10 @@ def errors(operator: Operator, dataset: PointDataset, batch: int = 16) -> Errors
     try:
         with Loader(dataset, batch, seed=0, device=device, shuffle=False) as loader:
             for part in loader.epoch():
-                prediction = operator(part.input, part.query, part.target.shape[1])
+                if problem is None or average == 1:
+                    prediction = predict(part)
+                else:
+                    prediction = problem.averaged(predict, part, average)
                 relative.append(relative_l2(prediction, part.target, part.query.weights))
                 by_step.append(relative_l2_by_step(prediction, part.target, part.query.weights))
                 squared.append(mean_squared_error(prediction, part.target, part.query.weights))
@@ -55,9 +77,11 @@ def errors(operator: Operator, dataset: PointDataset, batch: int = 16) -> Errors
     return Errors(*(torch.cat(parts).double().cpu() for parts in (relative, by_step, squared)), batch=batch)
 
 
-def evaluate(operator: Operator, dataset: PointDataset, batch: int = 16) -> Scores:
-    """The scores of an operator on a dataset."""
-    return summarize(errors(operator, dataset, batch))
+def evaluate(
+    operator: Operator, dataset: PointDataset, batch: int = 16, problem: Problem | None = None, average: int = 1
+) -> Scores:
+    """The scores of an operator on a dataset; see `errors`."""
+    return summarize(errors(operator, dataset, batch, problem, average))
 
 
 def summarize(errors: Errors) -> Scores:

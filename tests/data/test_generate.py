@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from oformer import files
+from oformer import config, files
 from oformer.data import Store, estimate, generate
-from oformer.data.generate import STRIDE
+from oformer.data.generate import STRIDE, _in_processes, first_and_last
 from oformer.errors import InputError, SolverDiverged
 from oformer.problems.burgers import Burgers
+from oformer.problems.darcy import Darcy
 
 HERE = Path(__file__).parent
 QUIET = {"progress": lambda done, total: None}
@@ -149,6 +150,51 @@ def test_two_processes(tmp_path, waves, fingerprint, reference):
     assert process.returncode == 0, err
     assert here is not None or out == "complete\n"
     assert fingerprint(folder) == reference
+
+
+def test_workers_make_the_same_bytes(tmp_path, fingerprint):
+    """In processes of their own, for a solver that sums over many points."""
+    for workers in (1, 2):
+        seen: list[int] = []
+        store = generate(
+            Darcy(points=22), 11, seed=7, folder=tmp_path / str(workers), part_size=2, workers=workers,
+            progress=lambda done, total, seen=seen: seen.append(done),
+        )  # fmt: skip
+        assert store is not None
+        assert seen == sorted(seen)
+        assert (seen[0], seen[-1]) == (0, 11)
+    assert fingerprint(tmp_path / "1") == fingerprint(tmp_path / "2")
+
+
+def test_an_error_of_a_worker_is_said_by_the_parent(tmp_path):
+    problem = Burgers(points=64, solver_points=64, steps=50)
+    generate(problem, 6, seed=7, folder=tmp_path / "d", part_size=1, shard=(0, 6), **QUIET)
+    (tmp_path / "d" / "shared.safetensors").unlink()
+    writer = Store.create(tmp_path / "d", **_request(problem))
+    with pytest.raises(
+        InputError, match=r"^Expected part 0, or `share` with its first sample, before other parts, got"
+    ):
+        _in_processes(2, writer, range(1, 6), (problem, 7, 1), lambda more: None)
+
+
+def _request(problem) -> dict:
+    return {
+        "spec": problem.spec, "card": problem.card, "count": 6, "splits": first_and_last(6, None, None),
+        "part_size": 1, "problem": config.to_json(problem), "seed": 7,
+    }  # fmt: skip
+
+
+def test_under_torchrun_each_rank_makes_its_shard(tmp_path):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "oformer",
+        "generate", "burgers", "--count", "130", "--out", str(tmp_path / "d"), "--device", "cpu",
+        "--points", "64", "--solver-points", "64", "--steps", "50",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent.parent, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(Store.open(tmp_path / "d")) == 130
+    assert done.stderr.count("This share of") + done.stderr.count("is complete") == 2
+    assert "is complete" in done.stderr
 
 
 def test_damaged_parts_are_made_again(tmp_path, waves, fingerprint, reference):

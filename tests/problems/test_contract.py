@@ -147,7 +147,7 @@ def test_augmentation_is_reproducible_and_keeps_the_shape(problem):
 def test_augmentation_is_a_symmetry(problem):
     """Solving the changed input gives the changed target."""
     batch = collate(problem.samples([0, 1, 2, 3], SEED))
-    if type(problem).augment is Problem.augment:
+    if problem.symmetries(batch) == 1 and type(problem).augment is Problem.augment:
         assert problem.augment(batch, torch.Generator()) is batch
         return
     assert problem.name in STATE, f"Say in STATE how the state of `{problem.name}` is read off its input."
@@ -156,3 +156,34 @@ def test_augmentation_is_a_symmetry(problem):
     solved = collate(problem.solve(STATE[problem.name](changed)))
     scale = float(batch.target.abs().max())
     torch.testing.assert_close(solved.target, changed.target, rtol=0, atol=1e-10 * scale)
+
+
+def test_every_symmetry_is_undone_and_the_first_is_none(problem):
+    batch = collate(problem.samples([0, 1, 2], SEED))
+    count = problem.symmetries(batch)
+    same_batch, _ = problem.transformed(batch, torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(same_batch.target, batch.target)
+    assert torch.equal(same_batch.input.values, batch.input.values)
+    for which in {0, 1 % count, count // 3, count // 2, count - 1}:
+        changed, undo = problem.transformed(batch, torch.tensor([which, 0, count - 1]))
+        torch.testing.assert_close(undo(changed.target), batch.target, rtol=1e-12, atol=1e-12)
+
+
+def test_the_average_over_symmetries_is_itself_symmetric(problem):
+    """A predictor that knows nothing of the symmetries: its average commutes with one of them."""
+    batch = collate(problem.samples([0, 1], SEED))
+    count = problem.symmetries(batch)
+    factor = torch.linspace(0.5, 2.0, batch.target.shape[2], dtype=batch.target.dtype)[:, None]
+
+    def predict(part: Batch) -> torch.Tensor:
+        return part.target * factor
+
+    torch.testing.assert_close(problem.averaged(predict, batch, 1), predict(batch))
+    with pytest.raises(InputError, match=f"1 to {count} symmetries"):
+        problem.averaged(predict, batch, count + 1)
+    if count == 1:
+        return
+    changed, undo = problem.transformed(batch, torch.full((2,), count - 1))
+    first, second = problem.averaged(predict, batch, count), undo(problem.averaged(predict, changed, count))
+    torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-9 * float(first.abs().max()))
+    assert not torch.allclose(first, predict(batch), rtol=1e-3)

@@ -1,0 +1,59 @@
+"""The fused steps against the plain ones. Without a GPU, Triton's interpreter runs the kernels: the same arithmetic."""
+
+import pytest
+import torch
+
+from oformer.errors import InputError
+from oformer.solvers.vorticity_spectral import solve
+from oformer.switches import fused_kernels
+from tests.solvers.test_vorticity_spectral import states
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def compare(points, *, fused, batch=2, scale=1.0, steps=4, viscosity=(1e-4, 1e-3)):
+    initial = states(points, batch, highest=min(20, points // 3 - 1), scale=scale).float().to(DEVICE)
+    nu = torch.linspace(*viscosity, batch, dtype=torch.float64, device=DEVICE)
+    return solve(initial, viscosity=nu, times=[0.0, 0.01 * steps], time_step=0.01, fused=fused)
+
+
+@pytest.mark.parametrize("points", [64, 128])
+def test_fused_steps_are_the_plain_ones(points):
+    initial, later = compare(points, fused=True).unbind(1)
+    _, plain = compare(points, fused=False).unbind(1)
+    moved = float((plain - initial).norm())
+    assert moved > 1e-2 * float(initial.norm())
+    assert float((later - plain).norm()) < 1e-6 * float(plain.norm())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e3])
+def test_any_strength_of_flow(scale):
+    """Half precision has a narrow range, and velocities are scaled into it. Time steps are short for a strong flow."""
+    initial = states(64, 2, scale=scale).float().to(DEVICE)
+    settings = {"viscosity": 1e-4, "times": [4e-3 / max(scale, 1)], "time_step": 1e-3 / max(scale, 1)}
+    calm = torch.zeros(64, 64, device=DEVICE)
+    fused, plain = (solve(initial, **settings, forcing=calm, fused=fused) for fused in (True, False))
+    assert float((fused - plain).norm()) < 1e-6 * float(plain.norm())
+
+
+def test_same_bits_in_any_batch():
+    together = compare(64, fused=True, batch=3, viscosity=(1e-4, 1e-4))
+    alone = solve(
+        states(64, 3, highest=20)[1:2].float().to(DEVICE),
+        viscosity=1e-4, times=[0.0, 0.04], time_step=0.01, fused=True,
+    )  # fmt: skip
+    assert torch.equal(together[1], alone[0])
+
+
+def test_what_they_cannot_do_is_refused():
+    with pytest.raises(InputError, match="float32 and 64, 128, 256 points"):
+        solve(states(32).float(), viscosity=1e-4, times=[0.01], time_step=0.01, fused=True)
+    with pytest.raises(InputError, match="`rk4`"):
+        solve(states(64).float(), viscosity=1e-4, times=[0.01], time_step=0.01, fused=True, scheme="euler-cn")
+
+
+def test_the_switch(monkeypatch):
+    assert not fused_kernels(torch.device("cpu"))
+    monkeypatch.setenv("OFORMER_FUSED", "0")
+    assert not fused_kernels(torch.device("cuda"))
