@@ -17,6 +17,7 @@ from oformer.terminal import say, table
 
 if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset
+    from oformer.training.evaluate import Scores
     from oformer.training.recipe import Recipe
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -49,9 +50,11 @@ class Generate:
     """Make the dataset of a recipe or a problem. Interrupt it at any time: the same command goes on."""
 
     name: Name
-    """A recipe (burgers-2048), a problem (burgers, darcy, navier-stokes), or one of its instances (ns2, ns-mix)."""
+    """A recipe (burgers-2048), a problem (darcy, navier-stokes, airfoil...), or one of its instances (ns2, ns-mix)."""
     count: int | None = None
     """Samples in all; by default those of the recipe, or 1000."""
+    train: int | None = None
+    """The first so many are for training and the others for testing; by default as the recipe says, or nine tenths."""
     seed: int | None = None
     """Of the dataset; by default that of the recipe, or 0."""
     out: Path | None = None
@@ -69,7 +72,7 @@ class Generate:
 
     def run(self, rest: list[str]) -> int:
         """Make the dataset."""
-        from oformer.data.generate import estimate, generate
+        from oformer.data.generate import estimate, first_and_last, generate
         from oformer.problems import PROBLEMS
         from oformer.problems.navier_stokes import INSTANCES
         from oformer.recipes import RECIPES
@@ -94,10 +97,14 @@ class Generate:
         count = self.count or (data.train + data.test if data else 1000)
         seed = self.seed if self.seed is not None else data.seed if data else 0
         storage = self.storage or (data.storage if data else "float32")
+        if self.train is not None:
+            train, test = self.train, None
+        splits = first_and_last(count, train, test)
+        problem = problem.split_after(splits["train"][1]) if "train" in splits else problem
         folder = self.out or dataset_folder(problem, count, seed, Path("datasets"))
         say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
         store = generate(
-            problem, count, seed=seed, folder=folder, n_train=train, n_test=test, device=_device(self.device),
+            problem, count, seed=seed, folder=folder, splits=splits, device=_device(self.device),
             batch=self.batch, shard=_shard(self.shard), storage=storage, workers=self.workers,
         )  # fmt: skip
         if store is None:
@@ -109,7 +116,10 @@ class Generate:
 
 @dataclass
 class Import:
-    """Bring a published file into a dataset that `train --data` takes: MATLAB, .npy, .pt, PDEBench, The Well.
+    """Bring files of others into a dataset that `train --data` takes.
+
+    MATLAB, .npy, .pt, PDEBench and The Well; pickles of electro- and magnetostatics; MeshGraphNets' tfrecord and
+    folders of .npz; VTK, VTU, XDMF and gmsh files, one or a folder of them, with --inputs and --targets.
 
     What is understood of the file is printed first; `oformer inspect FILE` prints that alone.
     """
@@ -117,10 +127,22 @@ class Import:
     file: tyro.conf.Positional[Path]
     out: Path | None = None
     """The dataset's folder; by default one under datasets/."""
-    kind: Literal["burgers", "darcy", "navier-stokes", "pdebench", "the-well"] | None = None
+    kind: Literal[
+        "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil",
+        "mesh",
+    ] | None = None  # fmt: skip
     """What the file is, instead of our guess."""
     in_times: int | None = None
-    """How many frames of a trajectory are input; by default 10, or 1 where there are not more."""
+    """How many frames of a trajectory are input; by default 10 (4 of an airfoil), or 1 where there are not
+    more."""
+    stride: int | None = None
+    """Keep one in so many frames of an airfoil's trajectory or of an XDMF series."""
+    stored: Literal["velocity", "momentum"] | None = None
+    """What to keep of the airfoil's "velocity", which in published files is momentum; by default the velocity."""
+    inputs: str = ""
+    """Fields of a mesh file that are input, with commas between them."""
+    targets: str = ""
+    """And those that are to be predicted."""
     train: int | None = None
     """The first so many samples are for training; by default all but the test samples."""
     test: int | None = None
@@ -135,11 +157,16 @@ class Import:
         from oformer.data.importers import import_file, recognize
 
         _no_more(rest)
-        print(recognize(self.file, kind=self.kind, in_times=self.in_times), flush=True)
+        choices: dict[str, Any] = {
+            "kind": self.kind, "in_times": self.in_times, "stride": self.stride, "stored": self.stored,
+            "inputs": tuple(filter(None, self.inputs.split(","))),
+            "targets": tuple(filter(None, self.targets.split(","))),
+        }  # fmt: skip
+        print(recognize(self.file, **choices), flush=True)
         folder = self.out or Path("datasets") / self.file.stem
         import_file(
-            self.file, folder, n_train=self.train, n_test=self.test, in_times=self.in_times, storage=self.storage,
-            kind=self.kind, test_file=self.test_file,
+            self.file, folder, n_train=self.train, n_test=self.test, storage=self.storage, test_file=self.test_file,
+            **choices,
             progress=lambda done, total: say(f"Imported {done:,} of {total:,} samples"),
         )  # fmt: skip
         say(f"{folder} is complete. Look at it: oformer inspect {folder}")
@@ -219,10 +246,11 @@ class Evaluate:
         recipe = _recipe_of(checkpoint.recipe)
         data = _data_of(recipe, self.data, self.datasets, device)
         split = train_and_test(data, recipe)[self.split == "test"]
-        scores = evaluate(checkpoint.operator, split, self.batch)
+        region = recipe.training.loss.region
+        scores = evaluate(checkpoint.operator, split, self.batch, region=region)
         mean = None
         if self.average != 1:
-            mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average)
+            mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
         sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
         if self.json:
             content = {**dataclasses.asdict(scores), "sweep": [dataclasses.asdict(row) for row in sweep]}
@@ -237,6 +265,7 @@ class Evaluate:
                 ("median", f"{scores.median:.4%}"),
                 ("worst", f"{scores.worst:.4%} (sample {scores.worst_sample})"),
                 ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
+                *_mesh_rows(scores, split.card.targets if split.spec.grid is None else ()),
                 *([(f"mean, averaged over {self.average} symmetries", f"{mean.error:.4%}")] if mean else []),
             ],
         )
@@ -467,6 +496,23 @@ def _device(choice: Device) -> str:
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     # torchrun starts a process for each GPU and tells it which is its own.
     return f"cuda:{os.environ['LOCAL_RANK']}" if choice == "cuda" and "LOCAL_RANK" in os.environ else choice
+
+
+def _mesh_rows(scores: "Scores", channels: Sequence[str]) -> list[tuple[str, str]]:
+    """Lines of the table that the paper has for problems on meshes."""
+    rows = [
+        (f"mean squared error of {channel}, on unit scale", f"{error:.4g}")
+        for channel, error in zip(channels, scores.mean_squared_scaled or (), strict=False)
+    ]
+    near = scores.momentum
+    if near is None:
+        return rows
+    return [
+        *rows,
+        ("momentum near the foil, relative", f"{near.relative:.4%}"),
+        ("momentum near the foil, root mean square error", f"{near.rmse:.4g} kg/(m2 s)"),
+        ("the same times density (as the released code)", f"{near.with_density:.4g}"),
+    ]
 
 
 def _shard(text: str | None) -> tuple[int, int]:

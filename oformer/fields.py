@@ -118,6 +118,16 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """What to look at first in a sample, of the many things that could be drawn."""
+
+    input: int = 0  # which input channel
+    target: int = 0  # which target channel
+    vector: tuple[int, int] | None = None  # two target channels that are a vector of the plane
+    window: tuple[float, float, float, float] | None = None  # left, right, bottom, top of a close-up
+
+
+@dataclass(frozen=True)
 class Card:
     """What people want to know of a dataset: its names and its story."""
 
@@ -126,6 +136,7 @@ class Card:
     inputs: tuple[str, ...] = ()  # a name per input channel
     queries: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    picture: Picture = Picture()
 
 
 def uniform_weights(coords: Float[Tensor, "*batch points dim"]) -> Float[Tensor, "*batch points"]:

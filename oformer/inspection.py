@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from oformer.checkpoint import CONFIG, checkpoints, load_checkpoint, parameter_count
-from oformer.data.importers import SUFFIXES, recognize
+from oformer.data.importers import SUFFIXES, is_importable_folder, recognize
 from oformer.data.store import Store
 from oformer.errors import InputError
 from oformer.files import load_npz, map_arrays
@@ -30,6 +30,8 @@ def describe(path: Path, verify: bool = False) -> str:
             return _checkpoint(path)
         if (path / "recipe.json").exists():
             return _run(path)
+        if is_importable_folder(path):
+            return str(recognize(path))
         raise InputError("a dataset, a run or a checkpoint", f"{path}, a folder of none of them", "Check the path")
     if path.suffix == ".safetensors":
         return _arrays(path, map_arrays(path))

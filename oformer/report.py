@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oformer.analysis import resolution_sweep
 from oformer.checkpoint import Checkpoint, load_checkpoint, parameter_count
@@ -46,15 +46,18 @@ def pictures(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None =
     figures = {"training": lines.loss_curves(read_journal(run))}
     predictor = Predictor(run)
     found = errors(predictor.operator, test)
-    known = test.card.inputs[0] if test.card.inputs else "input"
-    wanted = test.card.targets[0] if test.card.targets else "target"
-    panels, grid = _panels(predictor, test, found), test.spec.grid
+    card, panels = test.card, _panels(predictor, test, found)
+    known = card.inputs[card.picture.input] if card.inputs else "input"
+    wanted = card.targets[card.picture.target] if card.targets else "target"
     if test.spec.dim == 1:
         figures["predictions"] = lines.solutions(panels, input=known, target=wanted)
-    elif grid is not None and len(grid) == 2:
-        figures["predictions"] = maps.solutions(panels, grid, input=known, target=wanted)
+    elif test.spec.dim == 2:
+        what = _what_to_draw(test)
+        figures["predictions"] = maps.solutions(
+            panels, input=known, target=wanted, input_channel=card.picture.input, **what
+        )
         if test.spec.out_times > 1:
-            figures["frames"] = maps.frames(panels[1], grid)
+            figures["frames"] = maps.frames(panels[1], **what)
     if test.spec.out_times > 1:
         figures["by-step"] = lines.error_by_step(found.by_step)
     rows = resolution_sweep(predictor.operator, test) if sweep is None else sweep
@@ -64,14 +67,24 @@ def pictures(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None =
 
 
 def movie(run: Path, test: PointDataset, path: Path) -> None:
-    """Write the median prediction of a problem in time on a two-dimensional grid as a moving picture."""
-    predictor, grid = Predictor(run), test.spec.grid
-    if grid is None or len(grid) != 2 or test.spec.out_times < 2:
-        raise InputError(
-            "a problem in time on a two-dimensional grid for a movie", "another", "Draw its pictures instead"
-        )
+    """Write the median prediction of a problem of the plane in time as a moving picture."""
+    predictor = Predictor(run)
+    if test.spec.dim != 2 or test.spec.out_times < 2:
+        raise InputError("a problem in time and two dimensions for a movie", "another", "Draw its pictures instead")
     panel = _panels(predictor, test, errors(predictor.operator, test))[1]
-    maps.animation(path, panel, grid)
+    maps.animation(path, panel, **_what_to_draw(test))
+
+
+def _what_to_draw(test: PointDataset) -> dict[str, Any]:
+    """The arguments that all maps share."""
+    grid, picture = test.spec.grid, test.card.picture
+    return {
+        "grid": None if grid is None else (grid[0], grid[1]),
+        "channel": picture.target,
+        "names": test.card.targets,
+        "arrows": picture.vector,
+        "window": picture.window,
+    }
 
 
 def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Path) -> None:

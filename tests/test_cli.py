@@ -188,7 +188,6 @@ def test_generate_in_two_shares_equals_one(tmp_path, capsys):
 MISTAKES = {
     "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
     "unknown problem": (["generate", "burgerz"], "burgers"),
-    "no generator": (["train", "electro"], "--data"),
     "no such run": (["predict", "nowhere", "x.npz"], "nowhere"),
     "no such file": (["inspect", "nothing.npz"], "nothing there"),
     "odd width": (["train", "burgers-512", "--model.encoder.width", "33"], "even"),

@@ -7,10 +7,14 @@ import pytest
 import torch
 
 from oformer.data.dataset import View
-from oformer.problems import Burgers, Darcy
+from oformer.fields import Batch, collate
+from oformer.meshes.airfoil import Naca
+from oformer.models import Operator
+from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics
 from oformer.problems.navier_stokes import INSTANCES
 from oformer.recipes import recipe_named
 from oformer.report import write_report
+from oformer.solvers.euler_fv import Numerics
 from oformer.training.datasets import open_data, train_and_test
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
@@ -30,6 +34,18 @@ SMALL = {
         View(),
         Horizon(first=1, ramp=0.5),
     ),
+    "electro": (Electrostatics(), View(), None),
+    "airfoil": (
+        Airfoil(
+            mesh=Naca(wall=24, far_field=16, trailing=0.05, leading=0.05, growth=0.3),
+            steps=16,
+            stride=2,
+            numerics=Numerics(newton=2, sweeps=3, start_newton=2),
+        ),
+        View(),
+        Horizon(first=2, ramp=0.5),
+    ),
+    "magneto-aug": (Magnetostatics(randomized=True), View(), None),
 }
 
 
@@ -63,8 +79,57 @@ def test_a_recipe_trains_evaluates_and_reports(name, tmp_path):
     losses = [r["loss"] for r in read_journal(tmp_path / "run") if r["kind"] == "train"]
     assert len(losses) == 8
     assert all(math.isfinite(loss) for loss in losses)
+    near = outcome.scores.momentum
+    assert (near is not None) == (name == "airfoil")
+    if near is not None:
+        assert 0 < near.relative < 5
+        assert near.rmse < near.with_density  # air weighs more than one kilogram per cubic meter
     page = write_report(tmp_path / "run", splits[1]).read_text()
     assert page.count("data:image") >= 3
+
+
+@pytest.mark.parametrize("name", ["electro", "magneto-aug"])
+def test_a_step_on_a_ragged_batch_is_the_mean_of_steps_on_its_samples(name, tmp_path, float64):
+    recipe = small(name)
+    data = open_data(recipe, tmp_path / "data")
+    samples = [data[i].to(torch.float64) for i in range(4)]
+    assert len({sample.input.points for sample in samples}) > 1
+    torch.manual_seed(0)
+    operator = Operator(recipe.model.build(data.spec), recipe.normalization).fit(data).eval()  # no dropout
+
+    def gradients(batch: Batch) -> torch.Tensor:
+        operator.zero_grad()
+        recipe.training.loss(operator, batch, data.spec.out_times)[0].backward()
+        return torch.cat([p.grad.flatten() for p in operator.parameters() if p.grad is not None])
+
+    together = gradients(collate(samples))
+    alone = torch.stack([gradients(collate([sample])) for sample in samples]).mean(0)
+    assert float((together - alone).norm()) < 1e-10 * float(alone.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["electro", "magneto-aug", "airfoil"])
+def test_a_recipe_learns_eight_samples_by_heart(name, tmp_path):
+    recipe = small(name)
+    settings = dataclasses.replace(
+        recipe.training, steps=2000, batch=8, evaluate_every=2000, checkpoint_every=2000, log_every=1000,
+        optimizer=dataclasses.replace(recipe.training.optimizer, kind="muon", rate=2e-3, weight_decay=0.0),
+    )  # fmt: skip
+    recipe = dataclasses.replace(
+        recipe,
+        training=settings,
+        data=Data(train=8, test=1),
+        model=dataclasses.replace(
+            recipe.model,
+            encoder=dataclasses.replace(recipe.model.encoder, lift_dropout=0.0),
+            query=dataclasses.replace(recipe.model.query, source_dropout=0.0),
+        ),
+    )
+    data = open_data(recipe, tmp_path / "data")
+    seen = data.split("train")
+    outcome = train(recipe, tmp_path / "run", (seen, seen), quiet=True, tensorboard=False)
+    assert outcome.scores is not None
+    assert outcome.scores.error < 0.01
 
 
 def test_darcy_answers_are_zero_on_the_ring_that_the_released_code_overwrites(tmp_path):

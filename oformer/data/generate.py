@@ -75,12 +75,16 @@ def generate(
     _check_request(count, seed, batch, shard, workers)
     on_cpu = torch.device(device).type == "cpu"
     folder = Path(folder)
+    if splits is None:
+        splits = first_and_last(count, n_train, n_test)
+    if "train" in splits:
+        problem = problem.split_after(splits["train"][1])
     writer = Store.create(
         folder,
         spec=problem.spec,
         card=problem.card,
         count=count,
-        splits=first_and_last(count, n_train, n_test) if splits is None else splits,
+        splits=splits,
         part_size=part_size,
         storage=storage,
         problem=config.to_json(problem),
@@ -115,7 +119,7 @@ def generate(
 def estimate(problem: Problem, count: int, storage: Storage = "float32") -> int:
     """Bytes that a dataset will take on disk.
 
-    On a grid the spec says it all; on scattered points one sample is solved to see how many there are.
+    On a grid the spec says it all; on scattered points a typical sample shows how many there are.
     """
     spec = problem.spec
     values = spec.in_times * spec.in_channels, spec.out_times * spec.out_channels
@@ -126,7 +130,7 @@ def estimate(problem: Problem, count: int, storage: Storage = "float32") -> int:
         once = points * (4 * (spec.dim + 1) + width * spec.query_channels)
         return once + count * points * sum(values) * width + overhead
     with torch.no_grad():
-        sample = _solve(problem, [0], 0, "cpu")[0][0]
+        sample = problem.typical()
     points, queries = sample.input.points, sample.query.points
     one = (points * values[0] + queries * (values[1] + spec.query_channels)) * width
     one += points * 4 * (spec.dim + 1)

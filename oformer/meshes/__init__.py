@@ -1,1 +1,1 @@
-"""Where functions live: grids now, meshes of irregular domains to come."""
+"""Where functions live: grids, triangle meshes of shapes and around airfoils, subsets of points."""

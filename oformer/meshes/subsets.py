@@ -3,6 +3,8 @@
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from oformer.fields import Field
 from oformer.meshes.grids import line_weights
@@ -41,3 +43,12 @@ def keep_points(
         kept = field.weights.gather(1, order) * valid
         kept = kept / kept.sum(1, keepdim=True)
     return Field(coords, field.values.gather(2, index), kept)
+
+
+def inside(
+    coords: Float[Tensor, "*batch points 2"], box: tuple[float, float, float, float]
+) -> Bool[Tensor, "*batch points"]:
+    """Which points lie between left and right, bottom and top; the border is outside."""
+    x, y = coords.unbind(-1)
+    left, right, bottom, top = box
+    return (left < x) & (x < right) & (bottom < y) & (y < top)

@@ -4,9 +4,14 @@ A new problem is a file beside these and its name in `PROBLEMS`; the contract te
 questions.
 """
 
+from oformer.problems.airfoil import Airfoil
 from oformer.problems.base import Problem
 from oformer.problems.burgers import Burgers
 from oformer.problems.darcy import Darcy
+from oformer.problems.electrostatics import Electrostatics
+from oformer.problems.magnetostatics import Magnetostatics
 from oformer.problems.navier_stokes import NavierStokes
 
-PROBLEMS: dict[str, type[Problem]] = {kind.name: kind for kind in (Burgers, Darcy, NavierStokes)}
+PROBLEMS: dict[str, type[Problem]] = {
+    kind.name: kind for kind in (Burgers, Darcy, NavierStokes, Electrostatics, Magnetostatics, Airfoil)
+}

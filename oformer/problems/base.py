@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Batch, Card, Sample, Spec
+from oformer.fields import Batch, Card, Field, Sample, Spec
 
 Undo = Callable[[Tensor], Tensor]  # values predicted for a changed batch, as the unchanged one would have them
 
@@ -47,7 +47,27 @@ class Problem:
     def samples(self, indices: Sequence[int], seed: int, device: torch.device | str = "cpu") -> list[Sample]:
         """Draw, solve, and bring the samples back to the CPU."""
         state = {name: tensor.to(device) for name, tensor in self.draw(indices, seed).items()}
-        return [sample.to("cpu") for sample in self.solve(state)]
+        solved = self.solve(state)
+        if torch.device(device).type == "cpu":
+            return solved
+        # What samples share travels once and stays shared.
+        here: dict[int, Tensor] = {}
+
+        def bring(field: Field) -> Field:
+            return Field(*(here.setdefault(id(t), t.cpu()) for t in (field.coords, field.values, field.weights)))
+
+        return [
+            dataclasses.replace(sample.to("cpu"), input=bring(sample.input), query=bring(sample.query))
+            for sample in solved
+        ]
+
+    def typical(self) -> Sample:
+        """A sample of the usual size, from which a dataset's is estimated; its values do not matter."""
+        return self.samples([0], 0)[0]
+
+    def split_after(self, train: int) -> "Problem":
+        """The same problem where so many leading samples are for training; a few draw the others from another law."""
+        return self
 
     def symmetries(self, batch: Batch) -> int:
         """How many exact symmetries `transformed` knows for the points of this batch, the first of which is none."""

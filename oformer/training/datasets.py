@@ -53,13 +53,13 @@ def open_data(
         )
     else:
         data = recipe.data
-        folder = dataset_folder(recipe.problem, data.train + data.test, data.seed, root)
-        count = data.train + data.test
+        count, problem = data.train + data.test, recipe.problem.split_after(data.train)
+        folder = dataset_folder(problem, count, data.seed, root)
         if not (folder / "dataset.json").exists():
-            size = estimate(recipe.problem, count, data.storage) / 1e6
-            say(f"Making {count:,} samples of {recipe.problem.card.title} in {folder} ({size:,.0f} MB).")
+            size = estimate(problem, count, data.storage) / 1e6
+            say(f"Making {count:,} samples of {problem.card.title} in {folder} ({size:,.0f} MB).")
         made = generate(
-            recipe.problem,
+            problem,
             count,
             seed=data.seed,
             folder=folder,
@@ -67,6 +67,7 @@ def open_data(
             n_test=data.test,
             device=device,
             storage=data.storage,
+            workers=None,
         )
         store = made if made is not None else Store.open(folder)
     return PointDataset(store, recipe.data.view)

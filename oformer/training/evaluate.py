@@ -1,6 +1,7 @@
 """One table of errors for a split, in physical units."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,10 @@ from oformer.data.loader import Loader
 from oformer.errors import InputError
 from oformer.fields import Batch
 from oformer.metrics import mean_squared_error, relative_l2, relative_l2_by_step
+from oformer.metrics import squared as mean_square
 from oformer.models.base import Operator
 from oformer.problems.base import Problem
+from oformer.training.losses import Region
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,19 @@ class Errors:
     by_step: Float[Tensor, "samples times"]  # relative L2 of each step
     squared: Float[Tensor, "samples channels"]  # mean squared error
     batch: int  # how many were predicted at once
+    momentum: Float[Tensor, "samples 3"] | None = None  # in the loss's region, see `Scores`
+    scale: Float[Tensor, " channels"] | None = (
+        None  # the operator's units of the target, where they are the same anywhere
+    )
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Errors of density times velocity in a region, over both components and all steps: means over samples."""
+
+    rmse: float  # physical units
+    relative: float  # over the root mean square of the momentum there
+    with_density: float  # of density times the momentum: the published fields hold momentum, and were multiplied again
 
 
 @dataclass(frozen=True)
@@ -37,11 +53,26 @@ class Scores:
     batch_mean: float  # the released code's figure: the mean of batch means, in which a short last batch weighs more
     by_step: list[float]
     mean_squared: list[float]
+    mean_squared_scaled: list[float] | None = (
+        None  # in the operator's units: what the paper reports of Poisson problems
+    )
+    momentum: Momentum | None = None
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "Scores":
+        """From what `dataclasses.asdict` made of them."""
+        momentum = content.get("momentum")
+        return cls(**{**content, "momentum": Momentum(**momentum) if momentum else None})
 
 
 @torch.no_grad()
 def errors(
-    operator: Operator, dataset: PointDataset, batch: int = 16, problem: Problem | None = None, average: int = 1
+    operator: Operator,
+    dataset: PointDataset,
+    batch: int = 16,
+    problem: Problem | None = None,
+    average: int = 1,
+    region: Region | None = None,
 ) -> Errors:
     """Predict every sample of the dataset and compare, on the device where the operator lives.
 
@@ -51,6 +82,7 @@ def errors(
         batch: samples at once.
         problem: whose symmetries are averaged over.
         average: over how many of them; 1 is the plain prediction.
+        region: where to measure the momentum, if anywhere.
     """
     if average != 1 and problem is None:
         raise InputError("a problem whose symmetries are known for an average over them", "data alone")
@@ -61,7 +93,7 @@ def errors(
     device = next(operator.parameters()).device
     was_training = operator.training
     operator.eval()
-    relative, by_step, squared = [], [], []
+    relative, by_step, squared, momentum = [], [], [], []
     try:
         with Loader(dataset, batch, seed=0, device=device, shuffle=False) as loader:
             for part in loader.epoch():
@@ -72,16 +104,46 @@ def errors(
                 relative.append(relative_l2(prediction, part.target, part.query.weights))
                 by_step.append(relative_l2_by_step(prediction, part.target, part.query.weights))
                 squared.append(mean_squared_error(prediction, part.target, part.query.weights))
+                if region is not None:
+                    momentum.append(_momentum(region, prediction, part))
     finally:
         operator.train(was_training)
-    return Errors(*(torch.cat(parts).double().cpu() for parts in (relative, by_step, squared)), batch=batch)
+    whole = [torch.cat(parts).double().cpu() for parts in (relative, by_step, squared)]
+    scale = operator.target_scale.scale
+    return Errors(
+        *whole,
+        batch=batch,
+        momentum=torch.cat(momentum).double().cpu() if momentum else None,
+        scale=scale.double().cpu() if scale.ndim == 1 else None,
+    )
+
+
+def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, "batch 3"]:
+    """The three numbers of `Momentum` for each sample."""
+    weights = region.weights(part.query)
+    said, true = region.momentum(prediction), region.momentum(part.target)
+
+    def size(values: Tensor) -> Tensor:
+        return mean_square(values, weights).mean((1, 2)).sqrt()
+
+    rmse = size(said - true)
+    if region.density is None:
+        again = rmse
+    else:
+        again = size(said * prediction[..., region.density, None] - true * part.target[..., region.density, None])
+    return torch.stack([rmse, rmse / size(true), again], 1)
 
 
 def evaluate(
-    operator: Operator, dataset: PointDataset, batch: int = 16, problem: Problem | None = None, average: int = 1
+    operator: Operator,
+    dataset: PointDataset,
+    batch: int = 16,
+    problem: Problem | None = None,
+    average: int = 1,
+    region: Region | None = None,
 ) -> Scores:
     """The scores of an operator on a dataset; see `errors`."""
-    return summarize(errors(operator, dataset, batch, problem, average))
+    return summarize(errors(operator, dataset, batch, problem, average, region))
 
 
 def summarize(errors: Errors) -> Scores:
@@ -96,4 +158,6 @@ def summarize(errors: Errors) -> Scores:
         batch_mean=torch.stack([part.mean() for part in relative.split(errors.batch)]).mean().item(),
         by_step=errors.by_step.mean(0).tolist(),
         mean_squared=errors.squared.mean(0).tolist(),
+        mean_squared_scaled=None if errors.scale is None else (errors.squared.mean(0) / errors.scale**2).tolist(),
+        momentum=None if errors.momentum is None else Momentum(*errors.momentum.mean(0).tolist()),
     )

@@ -32,6 +32,7 @@ from oformer.models import Operator
 from oformer.seeds import torch_generator
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.journal import Console, Journal
+from oformer.training.losses import Region
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe
 
@@ -115,7 +116,7 @@ def train(
                 if state.step % settings.log_every == 0 or last:
                     mark = _log(recipe, state, value, parts, mark, journal, console, folder)
                 if state.step % settings.evaluate_every == 0 or last:
-                    _evaluate(state, data[1], settings.batch, journal, console)
+                    _evaluate(state, data[1], settings.batch, settings.loss.region, journal, console)
                 out_of_patience = settings.patience is not None and state.evaluations_since_best >= settings.patience
                 out_of_time = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
                 stop = last or out_of_patience or out_of_time or asked.name is not None
@@ -187,7 +188,7 @@ def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]
                 parameter.copy_(groups["weights"][str(i)])
     state.step, state.minutes, state.best = progress["step"], progress["minutes"], progress["best"]
     state.evaluations_since_best = progress["evaluations_since_best"]
-    state.scores = Scores(**progress["scores"]) if progress["scores"] else None
+    state.scores = Scores.of(progress["scores"]) if progress["scores"] else None
     torch.set_rng_state(groups["random"]["cpu"])
     if "cuda" in groups["random"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(groups["random"]["cuda"])
@@ -272,9 +273,11 @@ def _log(
     return now, state.step
 
 
-def _evaluate(state: _State, test: PointDataset, batch: int, journal: Journal, console: Console) -> None:
+def _evaluate(
+    state: _State, test: PointDataset, batch: int, region: Region | None, journal: Journal, console: Console
+) -> None:
     with state.average.applied() if state.average else contextlib.nullcontext():
-        scores = evaluate(state.operator, test, batch)
+        scores = evaluate(state.operator, test, batch, region=region)
     state.scores = scores
     better = state.best is None or scores.error < state.best
     state.best = scores.error if better else state.best

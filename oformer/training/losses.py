@@ -14,12 +14,49 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Batch
+from oformer.fields import Batch, Field
+from oformer.meshes.subsets import inside
 from oformer.metrics import squared
 from oformer.models.base import Operator
 
 Kind = Literal["relative-sequence", "relative-step", "squared"]
 Boundary = Literal["periodic", "zero"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the plane where the momentum, density times velocity, counts once more and is measured.
+
+    Differs: the released code multiplies the z-scored density and velocity, which is no momentum; `normalized` does so.
+    """
+
+    box: tuple[float, float, float, float]  # left, right, bottom, top; its border is outside
+    weight: float = 2.0
+    velocity: tuple[int, int] = (0, 1)  # channels of the target
+    density: int | None = 2  # None: the channels above are momentum already
+    products: Literal["physical", "normalized"] = "physical"  # physical ones in mean density times spread of velocity
+
+    def weights(self, query: Field) -> Float[Tensor, "batch queries"]:
+        """Those of the points inside, with the sum one."""
+        weights = query.weights * inside(query.coords, self.box)
+        return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
+    def momentum(self, values: Float[Tensor, "batch times queries channels"]) -> Float[Tensor, "batch times queries 2"]:
+        """Of values in whatever units they have."""
+        moving = values[..., list(self.velocity)]
+        return moving if self.density is None else moving * values[..., self.density, None]
+
+    def error(self, operator: Operator, batch: Batch, prediction: Tensor, target: Tensor) -> Tensor:
+        """The mean squared error of the momentum, over both components; values are on the operator's unit scale."""
+        if self.products == "physical":
+            prediction = operator.to_physical(prediction, batch.query.coords)
+            target = operator.to_physical(target, batch.query.coords)
+        error = self.momentum(prediction) - self.momentum(target)
+        if self.products == "physical":
+            shift, scale = operator.target_scale.shift, operator.target_scale.scale
+            unit = scale[list(self.velocity)]
+            error = error / (unit if self.density is None else unit * shift[self.density])
+        return squared(error, self.weights(batch.query)).mean()
 
 
 @dataclass(frozen=True)
@@ -34,6 +71,11 @@ class Loss:
     derivative: float = 0.0  # weight of the same error of the first derivatives
     derivative_boundary: Boundary = "periodic"
     derivative_rows: bool = False  # the derivative's error relative to each grid row, as released
+    region: Region | None = None  # where the momentum counts once more
+
+    def __post_init__(self) -> None:
+        if self.region is not None and self.scale != "normalized":
+            raise InputError("the scale `normalized` for a loss with a region", f"`{self.scale}`")
 
     def __call__(self, operator: Operator, batch: Batch, times: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch and its parts, each a mean over samples."""
@@ -51,6 +93,10 @@ class Loss:
             slope = self.slope(prediction, target, grid)
             parts["derivative"] = slope.detach()
             value = value + self.derivative * slope
+        if self.region is not None:
+            near = self.region.error(operator, batch, prediction, target)
+            parts["region"] = near.detach()
+            value = value + self.region.weight * near
         return value, parts
 
     def error(

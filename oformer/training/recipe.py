@@ -7,7 +7,7 @@ from oformer.data.dataset import View
 from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig
-from oformer.problems import Burgers, Darcy, NavierStokes
+from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.schedules import Drop, Horizon, OneCycle
@@ -64,7 +64,8 @@ class Recipe:
     model: OFormerConfig
     training: Training
     normalization: Normalization = Normalization()
-    problem: Burgers | Darcy | NavierStokes | None = None  # None: no generator yet; give data of your own with --data
+    # None: no generator; give data of your own with --data
+    problem: Burgers | Darcy | NavierStokes | Electrostatics | Magnetostatics | Airfoil | None = None
     spec: Spec | None = None  # of the data where no generator says it
     paper: str = ""  # the row of the paper, and its error
 

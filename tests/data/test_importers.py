@@ -344,9 +344,9 @@ def test_parts_are_read_one_at_a_time(burgers, tmp_path, monkeypatch):
     whole = import_file(burgers, tmp_path / "whole", n_train=5, n_test=4)
     taken, take = [], Opened.samples
 
-    def spy(self, first, end, place):
+    def spy(self, first, end):
         taken.append((first, end))
-        return take(self, first, end, place)
+        return take(self, first, end)
 
     monkeypatch.setattr(Opened, "samples", spy)
     monkeypatch.setattr(run, "PART_SAMPLES", 3)

@@ -12,8 +12,10 @@ from torch import Tensor
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Batch, Sample, check_sample, collate
+from oformer.meshes.airfoil import Naca
 from oformer.problems import PROBLEMS
 from oformer.problems.base import Problem
+from oformer.solvers.euler_fv import Numerics
 
 # Settings that make a problem small enough to be solved several times here; the defaults if it has none.
 SMALL: dict[str, dict[str, Any]] = {
@@ -28,6 +30,16 @@ SMALL: dict[str, dict[str, Any]] = {
         "in_times": 2,
         "precision": "float64",
     },
+    "airfoil": {
+        "mesh": Naca(wall=24, far_field=16, trailing=0.05, leading=0.05, growth=0.3),
+        "steps": 8,
+        "stride": 2,
+        "in_times": 2,
+        "precision": "float64",
+        "numerics": Numerics(newton=2, sweeps=3, start_newton=2),
+    },
+    "electrostatics": {"train": 3},
+    "magnetostatics": {"train": 4, "randomized": True},
 }
 
 # How to read the state that `solve` takes off the input of a batch, for problems with symmetries.
@@ -39,9 +51,27 @@ STATE: dict[str, Callable[[Batch], dict[str, Tensor]]] = {
         "viscosity": batch.parameters["viscosity"],
         "time": torch.tensor(1.0),
     },
+    # Node 1 lies on the upper half of the far-field circle.
+    "airfoil": lambda batch: {**batch.parameters, "mirrored": batch.query.coords[:, 1, 1] < 0},
 }
 
 SEED = 11
+
+
+def turned(name: str) -> Callable[[Batch], dict[str, Tensor]]:
+    """The draws of the first four samples, on domains turned as the points of a batch are."""
+
+    def state(batch: Batch) -> dict[str, Tensor]:
+        problem = PROBLEMS[name](**SMALL[name])
+        before = collate(problem.samples(range(4), SEED))
+        exist = (before.input.weights > 0)[..., None]
+        x, y = ((b.input.coords - 0.5) * exist for b in (before, batch))
+        return {**problem.draw(range(4), SEED), "pose": torch.linalg.lstsq(x, y).solution.mT}
+
+    return state
+
+
+STATE |= {name: turned(name) for name in ("electrostatics", "magnetostatics")}
 
 
 @pytest.fixture(params=sorted(PROBLEMS))
@@ -173,10 +203,9 @@ def test_the_average_over_symmetries_is_itself_symmetric(problem):
     """A predictor that knows nothing of the symmetries: its average commutes with one of them."""
     batch = collate(problem.samples([0, 1], SEED))
     count = problem.symmetries(batch)
-    factor = torch.linspace(0.5, 2.0, batch.target.shape[2], dtype=batch.target.dtype)[:, None]
 
     def predict(part: Batch) -> torch.Tensor:
-        return part.target * factor
+        return part.target * (0.5 + part.query.coords[:, None, :, -1:])
 
     torch.testing.assert_close(problem.averaged(predict, batch, 1), predict(batch))
     with pytest.raises(InputError, match=f"1 to {count} symmetries"):

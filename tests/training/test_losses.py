@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Spec
 from oformer.models import Normalization, Operator, OperatorModel
-from oformer.training.losses import Loss, difference
+from oformer.training.losses import Loss, Region, difference
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -251,3 +251,31 @@ def test_refuses_derivatives_off_the_grid(grid, points):
     ):
         Loss(derivative=0.1)(operator, batch, 3)
     assert value(Loss(), operator, batch) > 0
+
+
+@pytest.mark.parametrize("products", ["physical", "normalized"])
+@pytest.mark.parametrize("density", [2, None])
+def test_the_momentum_counts_again_in_its_region(products, density):
+    """Against numpy, point by point; the scales are those of channels."""
+    operator, batch = problem((3, 4, 30, 4))
+    shift, scale = torch.tensor([1.0, -2.0, 5.0, 0.0]), torch.tensor([2.0, 3.0, 0.5, 7.0])
+    operator.target_scale.shift.copy_(shift)
+    operator.target_scale.scale.copy_(scale)
+    region = Region(box=(0.2, 0.9, -0.5, 0.6), weight=0.7, density=density, products=products)
+    p, t = operator.model.says.detach().numpy(), ((batch.target - shift) / scale).numpy()
+    x, y = batch.query.coords.unbind(-1)
+    near = ((x > 0.2) & (x < 0.9) & (y < 0.6)).numpy()
+    assert 0 < near.sum() < near.size
+    if products == "physical":
+        p, t = p * scale.numpy() + shift.numpy(), t * scale.numpy() + shift.numpy()
+    unit = scale[:2].numpy() * (1.0 if density is None else 5.0) if products == "physical" else np.ones(2)
+    factor = [(1.0 if density is None else v[..., 2:3]) for v in (p, t)]
+    error = ((p[..., :2] * factor[0] - t[..., :2] * factor[1]) / unit) ** 2
+    expected = np.mean([error[b][:, near[b]].mean() for b in range(3)])
+    without, with_region = (value(Loss("squared", region=r), operator, batch) for r in (None, region))
+    assert with_region - without == pytest.approx(0.7 * expected, rel=1e-10)
+
+
+def test_a_region_needs_the_unit_scale():
+    with pytest.raises(InputError, match="`normalized` for a loss with a region"):
+        Loss(scale="physical", region=Region(box=(0, 1, 0, 1)))

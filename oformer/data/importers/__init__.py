@@ -1,6 +1,9 @@
-"""Datasets that others published, brought into our store: MATLAB, numpy, torch, PDEBench, The Well."""
+"""Datasets that others published, brought into our store.
+
+On grids: MATLAB, numpy, torch, PDEBench, The Well. On scattered points: pickles, TFRecord, .npz trajectories, meshes.
+"""
 
 from oformer.data.importers.common import Layout
-from oformer.data.importers.run import KINDS, SUFFIXES, import_file, recognize
+from oformer.data.importers.run import KINDS, SUFFIXES, import_file, is_importable_folder, recognize
 
-__all__ = ["KINDS", "SUFFIXES", "Layout", "import_file", "recognize"]
+__all__ = ["KINDS", "SUFFIXES", "Layout", "import_file", "is_importable_folder", "recognize"]

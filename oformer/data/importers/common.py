@@ -1,13 +1,16 @@
 """What all importers share: the layout of a file in words, arrays read a few samples at a time, and the grids."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Card, Field, Sample, Spec, check_finite
@@ -16,41 +19,76 @@ from oformer.meshes.grids import line_weights
 IN_TIMES = 10  # frames that the papers give a model of the 20 to 50 there are
 
 Block = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]  # inputs and targets (samples, times, *grid, channels)
+Stored = Literal[
+    "velocity", "momentum"
+]  # what is kept of the airfoil files' "velocity", which is density times velocity
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the caller says of a file, instead of our guess or default."""
+
+    kind: str | None = None
+    in_times: int | None = None
+    stride: int | None = None  # keep one in so many frames
+    stored: Stored | None = None
+    inputs: tuple[str, ...] = ()  # names of fields
+    targets: tuple[str, ...] = ()
+
+    def refuse(self, path: Path, *names: str) -> None:
+        """Refuse what means nothing for this file, rather than ignore it."""
+        for name in names:
+            if getattr(self, name):
+                raise InputError(f"`{name}` only where a file has use for it", f"one for {path}", "Leave it")
 
 
 @dataclass(frozen=True)
 class Layout:
     """What a foreign file is, as far as we understand it."""
 
-    kind: str  # burgers, darcy, navier-stokes, pdebench, the-well
+    kind: str  # one of `KINDS`
     format: str  # how the file is written
     arrays: dict[str, str]  # by name, the axes in words
     samples: int
     times: int  # frames of a sample in the file
     channels: tuple[str, ...]  # names of the target's channels
-    spec: Spec  # of the samples that an import makes
+    spec: Spec | None  # of the samples that an import makes; None as long as the caller has to choose the fields
     assumptions: tuple[str, ...] = ()  # what the file does not say, and we took as so
     warnings: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()  # points of each sample that is on no grid; of the first, if only that was looked at
+    inputs: tuple[str, ...] = ()  # names of the input's channels, where they are not the target's
 
     @property
     def points(self) -> int:
-        """How many points a sample has."""
-        return math.prod(self.spec.grid or ())
+        """How many points a sample has, or the largest of those known."""
+        return max(self.sizes) if self.sizes else math.prod((self.spec and self.spec.grid) or ())
 
     def __str__(self) -> str:
-        spec = self.spec
         lines = [
             f"Layout: {self.kind}, {self.format}",
             *(f"  {name:12}  {words}" for name, words in self.arrays.items()),
             f"samples   {self.samples:,}",
-            f"input     {spec.in_times} frame(s) of {spec.in_channels} channel(s)",
-            f"target    {spec.out_times} frame(s) of {spec.out_channels} channel(s): {', '.join(self.channels)}",
-            f"grid      {' x '.join(map(str, spec.grid or ()))}"
-            + (f", periodic with {' x '.join(f'{p:g}' for p in spec.periods)}" if spec.periods else ""),
+            *self._shapes(),
             *(f"assumed   {sentence}" for sentence in self.assumptions),
             *(f"WARNING   {sentence}" for sentence in self.warnings),
         ]
         return "\n".join(lines)
+
+    def _shapes(self) -> list[str]:
+        spec, lines = self.spec, []
+        if spec is not None:
+            known = f": {', '.join(self.inputs)}" if self.inputs else ""
+            lines += [
+                f"input     {spec.in_times} frame(s) of {spec.in_channels} channel(s){known}",
+                f"target    {spec.out_times} frame(s) of {spec.out_channels} channel(s): {', '.join(self.channels)}",
+            ]
+        if self.sizes:
+            low, high = min(self.sizes), max(self.sizes)
+            lines.append(f"points    {low:,}{f' to {high:,}' if high > low else ''}, scattered")
+        elif spec is not None:
+            wrapped = f", periodic with {' x '.join(f'{p:g}' for p in spec.periods)}" if spec.periods else ""
+            lines.append(f"grid      {' x '.join(map(str, spec.grid or ()))}{wrapped}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -74,38 +112,60 @@ class Opened:
     path: Path
     layout: Layout
     card: Card
-    axes: tuple[np.ndarray, ...]  # coordinates along each axis of the grid
-    read: Callable[[int, int], Block]
+    take: Callable[[int, int], list[Sample]]  # the samples from first to end, unchecked
+    axes: tuple[np.ndarray, ...] = ()  # coordinates along each axis of the grid; none on scattered points
+    sources: tuple[Path, ...] = ()  # the files, where `path` is a folder or leads to others
 
-    def samples(self, first: int, end: int, place: Field) -> list[Sample]:
-        """The samples from `first` to `end`, at the points of `place`."""
+    def samples(self, first: int, end: int) -> list[Sample]:
+        """The samples from `first` to `end`, all of finite numbers."""
         with reading(self.path, f"the samples {first} to {end - 1}"):
-            inputs, targets, parameters = self.read(first, end)
-        numbers = {name: torch.from_numpy(np.array(value, np.float64)) for name, value in parameters.items()}
-        samples = []
-        for i in range(end - first):
-            known, answer = _flat(inputs[i]), _flat(targets[i])
-            for role, values in (("input", known), ("target", answer)):
-                check_finite(f"sample {first + i} of {self.path.name}, {role}", values)
-            parameters = {name: value[i] for name, value in numbers.items()}
-            samples.append(Sample(Field(place.coords, known, place.weights), place, answer, parameters))
+            samples = self.take(first, end)
+        for i, sample in enumerate(samples, first):
+            where = f"sample {i} of {self.path.name}"
+            if not self.axes:
+                check_finite(f"{where}, points", sample.input.coords)
+                check_finite(f"{where}, query", sample.query.values)
+            check_finite(f"{where}, input", sample.input.values)
+            check_finite(f"{where}, target", sample.target)
         return samples
 
-    def place(self) -> Field:
-        """The points of the grid, row by row; equal weights, or those of the gaps where these differ."""
-        axes = [torch.from_numpy(np.asarray(axis, np.float64)) for axis in self.axes]
-        coords = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
-        if all(even(axis) for axis in self.axes):
-            return Field.of(coords.float())
-        weights = torch.ones((), dtype=torch.float64)
-        for k, axis in enumerate(axes):
-            period = self.layout.spec.periods[k] if self.layout.spec.periods else None
-            weights = weights[..., None] * line_weights(axis[:, None], period)
-        return Field.of(coords.float(), None, weights.reshape(-1).float())
+
+def on_grid(
+    path: Path, layout: Layout, card: Card, axes: tuple[np.ndarray, ...], read: Callable[[int, int], Block]
+) -> Opened:
+    """A file whose samples live on one grid."""
+
+    @functools.cache
+    def place() -> Field:
+        return _place(axes, layout.spec.periods if layout.spec else None)
+
+    def take(first: int, end: int) -> list[Sample]:
+        inputs, targets, parameters = read(first, end)
+        numbers = {name: torch.from_numpy(np.array(value, np.float64)) for name, value in parameters.items()}
+        where, samples = place(), []
+        for i in range(end - first):
+            known = Field(where.coords, single_floats(inputs[i]), where.weights)
+            own = {name: value[i] for name, value in numbers.items()}
+            samples.append(Sample(known, where, single_floats(targets[i]), own))
+        return samples
+
+    return Opened(path, layout, card, take, axes)
 
 
-def _flat(values: np.ndarray) -> torch.Tensor:
-    """(times, *grid, channels) as (times, points, channels) in float32; what does not fit is infinite, and refused."""
+def _place(grid: tuple[np.ndarray, ...], periods: tuple[float, ...] | None) -> Field:
+    """The points of a grid, row by row; equal weights, or those of the gaps where these differ."""
+    axes = [torch.from_numpy(np.asarray(axis, np.float64)) for axis in grid]
+    coords = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+    if all(even(axis) for axis in grid):
+        return Field.of(coords.float())
+    weights = torch.ones((), dtype=torch.float64)
+    for k, axis in enumerate(axes):
+        weights = weights[..., None] * line_weights(axis[:, None], periods[k] if periods else None)
+    return Field.of(coords.float(), None, weights.reshape(-1).float())
+
+
+def single_floats(values: np.ndarray) -> Tensor:
+    """(times, *points, channels) as (times, points, channels) in float32; what does not fit turns infinite."""
     with np.errstate(over="ignore"):
         array = np.array(values, np.float32, order="C")
     return torch.from_numpy(array).reshape(values.shape[0], -1, values.shape[-1])
@@ -141,16 +201,26 @@ def refuse_in_times(in_times: int | None, kind: str) -> None:
         )
 
 
-def cut(times: int, in_times: int | None, path: Path) -> tuple[int, list[str]]:
+def cut(times: int, in_times: int | None, path: Path, default: int = IN_TIMES) -> tuple[int, list[str]]:
     """How many of the frames are input, and the sentence about it."""
     if in_times is None:
-        count = IN_TIMES if times > IN_TIMES else 1
+        count = default if times > default else 1
         said = [f"The first {count} of the {times} frames are input, the others target; change it with --in-times."]
     else:
         count, said = in_times, []
     if not 1 <= count < times:
         raise InputError(f"`in_times` between 1 and {times - 1}, as {path} has {times} frames", str(count))
     return count, said
+
+
+def strided(times: int, stride: int | None, default: int, path: Path) -> tuple[range, list[str]]:
+    """The frames that are kept of so many, and the sentence about it."""
+    step = default if stride is None else stride
+    if not 1 <= step <= max(times, 1):
+        raise InputError(f"a `stride` between 1 and {times}, as {path} has {times} frames", str(step))
+    kept = range(0, times, step)
+    said = [f"One in {step} of the {times} frames is kept: {len(kept)}; change it with --stride."] if step > 1 else []
+    return kept, said
 
 
 def even(axis: np.ndarray) -> bool:
@@ -253,7 +323,7 @@ def pair(
         assumptions=tuple(assumptions),
         warnings=tuple(warnings),
     )
-    return Opened(path, layout, card, axes, read)
+    return on_grid(path, layout, card, axes, read)
 
 
 @dataclass(frozen=True)
@@ -315,4 +385,4 @@ class March:
             warnings=self.warnings,
         )
         card = Card(self.title, inputs=(*self.channels, *self.constants), targets=self.channels)
-        return Opened(self.path, layout, card, self.axes, read)
+        return on_grid(self.path, layout, card, self.axes, read)

@@ -1,40 +1,69 @@
 """A foreign file to a dataset: recognized by its first bytes and its names, read part by part, written whole."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from oformer import files
 from oformer.data.generate import Progress, check_space, first_and_last
-from oformer.data.importers.common import Layout, Opened, reading
+from oformer.data.importers import meshfiles
+from oformer.data.importers.common import Choices, Layout, Opened, Stored, reading
 from oformer.data.importers.containers import open_matlab_5, open_matlab_73, open_numpy, open_torch
 from oformer.data.importers.hdf5 import names_in, open_hdf5
+from oformer.data.importers.meshfiles import how_to_choose, mesh_files, open_meshes
 from oformer.data.importers.pdebench import is_pdebench, open_pdebench
+from oformer.data.importers.pickles import open_pickle
+from oformer.data.importers.tfrecord import open_tfrecord
+from oformer.data.importers.trajectories import open_trajectories
 from oformer.data.importers.well import is_well, open_well
 from oformer.data.layout import Storage
 from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card
+from oformer.fields import Card, Spec
 
-KINDS = ("burgers", "darcy", "navier-stokes", "pdebench", "the-well")
-SUFFIXES = (".mat", ".npy", ".pt", ".pth", ".h5", ".hdf5")
+KINDS = (
+    "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil", "mesh",
+)  # fmt: skip
+PICKLES = (".pkl", ".pickle")
+SUFFIXES = (".mat", ".npy", ".pt", ".pth", ".h5", ".hdf5", *PICKLES, ".tfrecord", *meshfiles.SUFFIXES)
 PART_BYTES = 2**27  # of values in float32: what an import holds in memory, a few times over
 PART_SAMPLES = 1024
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
-def recognize(path: Path | str, *, kind: str | None = None, in_times: int | None = None) -> Layout:
+def is_importable_folder(folder: Path) -> bool:
+    """Whether the files in a folder are samples that can be imported together."""
+    return any(folder.glob("*.npz")) or bool(mesh_files(folder))
+
+
+def recognize(
+    path: Path | str,
+    *,
+    kind: str | None = None,
+    in_times: int | None = None,
+    stride: int | None = None,
+    stored: Stored | None = None,
+    inputs: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> Layout:
     """What a foreign file is, without importing it.
 
     Args:
-        path: a MATLAB, numpy, torch, PDEBench or The Well file.
+        path: a MATLAB, numpy, torch, PDEBench, The Well, pickle, TFRecord or mesh file, or a folder of .npz
+            trajectories or of mesh files.
         kind: one of `KINDS`, instead of the guess.
-        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more.
+        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more; four for
+            the airfoil.
+        stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
+        stored: keep the airfoil's velocity, which is the default, or its momentum.
+        inputs: names of the fields of a mesh file that are input.
+        targets: names of those that are target.
     """
-    with _opened(Path(path), kind, in_times) as opened:
+    with _opened(Path(path), Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets))) as opened:
         return opened.layout
 
 
@@ -47,32 +76,42 @@ def import_file(
     in_times: int | None = None,
     storage: Storage = "float32",
     kind: str | None = None,
+    stride: int | None = None,
+    stored: Stored | None = None,
+    inputs: Sequence[str] = (),
+    targets: Sequence[str] = (),
     test_file: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Store:
     """Write a foreign file as a dataset of ours; it appears complete or not at all.
 
     Args:
-        path: a MATLAB, numpy, torch, PDEBench or The Well file.
+        path: what `recognize` takes.
         folder: where to; nothing may be there yet.
         n_train: the first so many samples are the training split.
         n_test: the last so many are the test split; by default what is left, and a tenth if neither is given.
             Where both are given, what lies between is left out.
-        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more.
+        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more; four for
+            the airfoil.
         storage: how values are kept.
         kind: one of `KINDS`, instead of the guess.
-        test_file: take the test split, by default all of it, from another file of the same layout.
+        stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
+        stored: keep the airfoil's velocity, which is the default, or its momentum.
+        inputs: names of the fields of a mesh file that are input.
+        targets: names of those that are target.
+        test_file: take the test split, by default all of it, from another file or folder of the same layout.
         progress: called with the samples done and wanted.
     """
     path, folder = Path(path), Path(folder)
+    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets))
     if folder.exists():
         raise InputError(f"no file or folder yet at {folder}", "one", "Choose another name")
     with ExitStack() as stack:
-        opened = stack.enter_context(_opened(path, kind, in_times))
+        opened = stack.enter_context(_opened(path, choices))
         if test_file is None:
             spans = _spans(opened, n_train, n_test)
         else:
-            other = stack.enter_context(_opened(Path(test_file), kind, in_times))
+            other = stack.enter_context(_opened(Path(test_file), choices))
             spans = _two_files(opened, other, n_train, n_test)
         return _write(spans, folder, storage, progress)
 
@@ -102,9 +141,15 @@ def _two_files(opened: Opened, other: Opened, n_train: int | None, n_test: int |
     return [("train", opened, 0, n_train), ("test", other, test - n_test, test)]
 
 
+def _spec(opened: Opened) -> Spec:
+    if opened.layout.spec is None:
+        raise how_to_choose(opened.layout, opened.path)
+    return opened.layout.spec
+
+
 def _write(spans: list[Span], folder: Path, storage: Storage, progress: Progress | None) -> Store:
     layout = spans[0][1].layout
-    spec, place = layout.spec, spans[0][1].place()
+    spec = _spec(spans[0][1])
     one = 4 * layout.points * (spec.in_times * spec.in_channels + spec.out_times * spec.out_channels)
     splits, count = {}, 0
     for name, _, first, end in spans:
@@ -128,7 +173,7 @@ def _write(spans: list[Span], folder: Path, storage: Storage, progress: Progress
                 begin, end = max(indices.start, splits[name][0]), min(indices.stop, splits[name][1])
                 if begin < end:
                     shift = first - splits[name][0]
-                    samples += opened.samples(begin + shift, end + shift, place)
+                    samples += opened.samples(begin + shift, end + shift)
             writer.write(part, samples)
             if progress is not None:
                 progress(indices.stop, count)
@@ -145,42 +190,81 @@ def _card(spans: list[Span]) -> Card:
             f"The {name} split is samples {first} to {end - 1} of the {opened.layout.samples} in {opened.path.name}."
             for name, opened, first, end in spans
         ),
-        *(f"SHA-256 of {p.name}: {files.sha256(p)}." for p in dict.fromkeys(opened.path for _, opened, _, _ in spans)),
+        *(_fingerprint(opened) for opened in {opened.path: opened for _, opened, _, _ in spans}.values()),
         *layout.assumptions,
         *layout.warnings,
     ]
-    return Card(card.title, " ".join(lines), inputs=card.inputs, targets=card.targets)
+    return Card(card.title, " ".join(lines), inputs=card.inputs, queries=card.queries, targets=card.targets)
+
+
+def _fingerprint(opened: Opened) -> str:
+    """The checksum of each file, or of the lines `checksum  name` where there are many."""
+    sources = opened.sources or (opened.path,)
+    if len(sources) < 4:
+        return " ".join(f"SHA-256 of {source.name}: {files.sha256(source)}." for source in sources)
+    lines = "".join(f"{files.sha256(source)}  {source.name}\n" for source in sources)
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    return f"SHA-256 of what sha256sum prints of the {len(sources)} files of {opened.path.name}: {digest}."
 
 
 @contextmanager
-def _opened(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
-    """The file, understood; told apart by its first bytes, not by its name."""
+def _opened(path: Path, choices: Choices) -> Iterator[Opened]:
+    """The file, understood; told apart by its first bytes, and where these say nothing by its name."""
+    kind, in_times = choices.kind, choices.in_times
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind of file", kind, KINDS)
-    if not path.is_file():
-        raise InputError(f"a file at {path}", "a folder" if path.is_dir() else "nothing there", "Check the path")
-    try:
-        with path.open("rb") as file:
-            head = file.read(520)
-    except OSError as error:
-        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-    matlab = _matlab_version(head)
-    if matlab == 2 or (head.startswith(_HDF5) and path.suffix == ".mat"):
-        opening = open_matlab_73(path, kind, in_times)
-    elif matlab == 1:
-        opening = open_matlab_5(path, kind, in_times)
-    elif head.startswith(b"\x93NUMPY"):
-        opening = open_numpy(path, kind, in_times)
-    elif head.startswith(_HDF5):
-        opening = _open_hdf5(path, kind, in_times)
-    elif path.suffix in (".pt", ".pth"):
-        opening = open_torch(path, kind, in_times)
-    else:
-        raise InputError(f"a MATLAB (5 to 7.3), .npy, .pt or HDF5 file at {path}", _beginning(head), "Check the file")
+    opening = _scattered(path, choices)
+    if opening is None:
+        if not path.is_file():
+            raise InputError(f"a file at {path}", _absence(path), "Check the path")
+        choices.refuse(path, "stride", "stored", "inputs", "targets")
+        try:
+            with path.open("rb") as file:
+                head = file.read(520)
+        except OSError as error:
+            raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
+        matlab = _matlab_version(head)
+        if matlab == 2 or (head.startswith(_HDF5) and path.suffix == ".mat"):
+            opening = open_matlab_73(path, kind, in_times)
+        elif matlab == 1:
+            opening = open_matlab_5(path, kind, in_times)
+        elif head.startswith(b"\x93NUMPY"):
+            opening = open_numpy(path, kind, in_times)
+        elif head.startswith(_HDF5):
+            opening = _open_hdf5(path, kind, in_times)
+        elif path.suffix in (".pt", ".pth"):
+            opening = open_torch(path, kind, in_times)
+        else:
+            raise InputError(
+                f"a MATLAB (5 to 7.3), .npy, .pt or HDF5 file at {path}", _beginning(head), "Check the file"
+            )
     with ExitStack() as stack:
-        with reading(path, "a MATLAB, .npy, .pt or HDF5 file"):
+        with reading(path, "samples"):
             opened = stack.enter_context(opening)
         yield opened
+
+
+def _scattered(path: Path, choices: Choices) -> AbstractContextManager[Opened] | None:
+    """What opens files of scattered points, which are told by their names; None for others."""
+    if path.is_dir():
+        if any(path.glob("*.npz")):
+            return open_trajectories(path, choices)
+        return open_meshes(path, choices) if mesh_files(path) else None
+    suffix = path.suffix.lower()
+    if not path.is_file():
+        return None
+    if suffix in PICKLES:
+        return open_pickle(path, choices)
+    if suffix == ".tfrecord":
+        return open_tfrecord(path, choices)
+    return open_meshes(path, choices) if suffix in meshfiles.SUFFIXES else None
+
+
+def _absence(path: Path) -> str:
+    if not path.is_dir():
+        return "nothing there"
+    records = sorted(p.name for p in path.glob("*.tfrecord"))
+    return f"a folder; name one of its files: {', '.join(records[:4])}" if records else "a folder"
 
 
 def _matlab_version(head: bytes) -> int | None:

@@ -1,0 +1,69 @@
+"""Meshes for tests of flow solvers, made with numpy alone: (points, triangles, marks) as tensors."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Arrays = tuple[Tensor, Tensor, Tensor]
+WALL, FAR = 1, 2
+
+
+def o_mesh(
+    around: int = 64, layers: int = 20, radius: float = 20.0, shake: float = 0.0, symmetric: bool = False
+) -> Arrays:
+    """Rings around NACA 0012 with a closed trailing edge, chord 1; the quadrilaterals are split in two.
+
+    Args:
+        around: nodes on the wall, and on each ring.
+        layers: rings between the wall and the circle of the far field.
+        radius: of that circle.
+        shake: inner nodes are moved along both axes by up to this share of the gaps to their neighbors.
+        symmetric: split such that the mesh is its own mirror image; `around` is then even.
+    """
+    theta = 2 * np.pi * np.arange(around) / around
+    x = (1 + np.cos(theta)) / 2
+    half = 5 * 0.12 * (0.2969 * np.sqrt(x) - 0.1260 * x - 0.3516 * x**2 + 0.2843 * x**3 - 0.1036 * x**4)
+    half[0] = 0.0
+    wall = np.stack([x, np.where(theta <= np.pi, half, -half)], 1)
+    circle = np.stack([0.5 + radius * np.cos(theta), radius * np.sin(theta)], 1)
+    growth = np.geomspace(1.0, 1.0 + 20 * radius, layers + 1) - 1
+    share = (growth / growth[-1])[:, None, None]
+    grid = wall + share * (circle - wall)
+    if shake:
+        generator = np.random.default_rng(0)
+        below = np.linalg.norm(grid[1:-1] - grid[:-2], axis=-1, keepdims=True)
+        beside = np.linalg.norm(grid - np.roll(grid, 1, 1), axis=-1, keepdims=True)[1:-1]
+        beside = np.minimum(beside, np.roll(beside, -1, 1))
+        grid[1:-1] += shake * np.minimum(below, beside) * generator.uniform(-1, 1, grid[1:-1].shape)
+    points = grid.reshape(-1, 2)
+
+    layer, place = np.meshgrid(np.arange(layers), np.arange(around), indexing="ij")
+    a = (layer * around + place).ravel()
+    b = (layer * around + (place + 1) % around).ravel()
+    c, d = a + around, b + around
+    turned = (place.ravel() < around // 2) & symmetric
+    first = np.where(turned[:, None], np.stack([a, c, b], 1), np.stack([a, c, d], 1))
+    second = np.where(turned[:, None], np.stack([b, c, d], 1), np.stack([a, d, b], 1))
+    marks = np.zeros(len(points), np.int64)
+    marks[:around], marks[-around:] = WALL, FAR
+    return torch.from_numpy(points), torch.from_numpy(np.concatenate([first, second])), torch.from_numpy(marks)
+
+
+def box(columns: int, rows: int, width: float, height: float, mark: int, shake: float = 0.0) -> Arrays:
+    """The box (0, width) x (0, height), its diagonals in both directions; the border is all marked."""
+    i, j = np.meshgrid(np.arange(columns + 1), np.arange(rows + 1), indexing="ij")
+    inside = (i > 0) & (i < columns) & (j > 0) & (j < rows)
+    points = np.stack([i * (width / columns), j * (height / rows)], -1)
+    step = shake * np.array([width / columns, height / rows])
+    points = points + step * inside[..., None] * np.random.default_rng(0).uniform(-1, 1, points.shape)
+    a = (i[:-1, :-1] * (rows + 1) + j[:-1, :-1]).ravel()
+    b, c, d = a + rows + 1, a + rows + 2, a + 1
+    even = ((i + j)[:-1, :-1].ravel() % 2 == 0)[:, None]
+    first = np.where(even, np.stack([a, b, c], 1), np.stack([a, b, d], 1))
+    second = np.where(even, np.stack([a, c, d], 1), np.stack([b, c, d], 1))
+    marks = np.where(inside, 0, mark).ravel()
+    return (
+        torch.from_numpy(points.reshape(-1, 2)),
+        torch.from_numpy(np.concatenate([first, second])),
+        torch.from_numpy(marks),
+    )
