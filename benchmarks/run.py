@@ -141,7 +141,9 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         recipe = recipe_named(name)
         whole = recipe.data_spec().grid
         if whole is None:
-            raise InputError("a recipe on a regular grid", f"`{name}`, whose points are scattered", "Choose another")
+            if recipe.problem is None:
+                raise InputError("a recipe with a problem", f"`{name}`, which has none", "Choose another")
+            whole = (recipe.problem.typical().input.points,)
         batch = options.batch or (recipe.training.batch if gpu else CPU_BATCH)
         each = options.points or (None if gpu else min(*whole, math.ceil(CPU_POINTS ** (1 / len(whole)))))
         grid = whole if each is None else (each,) * len(whole)
@@ -195,13 +197,15 @@ def measure(case: Case) -> dict[str, float]:
     before = resident_mib()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
-    spec = dataclasses.replace(recipe.data_spec(), grid=tuple(case.grid))
+    spec = recipe.data_spec()
+    if spec.grid is not None:
+        spec = dataclasses.replace(spec, grid=tuple(case.grid))
     operator = Operator(recipe.model.build(spec), recipe.normalization).to(device).train()
     operator.autocast = torch.bfloat16 if case.precision == "bfloat16" else None
     if case.compiled:
         operator.model.compile()
     descent, settings = Descent(operator, recipe.training.optimizer), recipe.training
-    batch = random_batch(spec, case.batch, device)
+    batch = random_batch(spec, case.batch, device, math.prod(case.grid))
 
     def step(number: int) -> None:
         value, _ = settings.loss(operator, batch, spec.out_times)
@@ -234,20 +238,32 @@ def measure(case: Case) -> dict[str, float]:
     return {"steps_per_second": 1 / median, "milliseconds": 1000 * median, "peak_mib": peak}
 
 
-def random_batch(spec, size: int, device):
-    """Noise of the right shape, on a grid that all samples share, as the loader hands it out."""
+def random_batch(spec, size: int, device, points: int):
+    """Noise of the right shape as the loader hands it out: on a shared grid, or on points of each sample's own."""
     import torch
 
     from oformer.fields import Field, Sample, collate
     from oformer.meshes.grids import periodic_grid
 
-    # Where the points lie changes nothing about the cost, so every grid may be a periodic one.
-    query = Field.of(periodic_grid(spec.grid, (1.0,) * spec.dim).float().to(device))
-    samples = []
+    def values(times: int, channels: int, categories: int):
+        noise = torch.randn(times, points, channels, device=device)
+        if categories:
+            noise[..., -1] = torch.randint(categories, (points,), device=device).float()
+        return noise
+
+    def query():
+        # Where the points of a grid lie changes nothing about the cost, so it may be a periodic one.
+        if spec.grid is not None:
+            coords = periodic_grid(spec.grid, (1.0,) * spec.dim).float().to(device)
+        else:
+            coords = torch.rand(points, spec.dim, device=device)
+        return Field.of(coords, values(1, spec.query_channels, spec.query_categories))
+
+    shared, samples = query(), []
     for _ in range(size):
-        values = torch.randn(spec.in_times, query.points, spec.in_channels, device=device)
-        target = torch.randn(spec.out_times, query.points, spec.out_channels, device=device)
-        samples.append(Sample(Field(query.coords, values, query.weights), query, target))
+        where = shared if spec.grid is not None else query()
+        known = Field(where.coords, values(spec.in_times, spec.in_channels, spec.in_categories), where.weights)
+        samples.append(Sample(known, where, values(spec.out_times, spec.out_channels, 0)))
     return collate(samples)
 
 

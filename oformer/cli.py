@@ -78,20 +78,16 @@ class Generate:
         from oformer.recipes import RECIPES
         from oformer.training.datasets import dataset_folder
 
-        recipe = None
-        if self.name in RECIPES:
-            recipe = RECIPES[self.name]
-            problem = recipe.problem
-            if problem is None:
-                raise InputError(f"a generator for `{self.name}`", "none in this version", "Use a dataset of your own")
+        recipe = RECIPES.get(self.name)
+        if recipe is not None:
+            settings = recipe.problem
         elif self.name in PROBLEMS or self.name in INSTANCES:
             settings = INSTANCES.get(self.name) or PROBLEMS[self.name]()
-            prog = f"oformer generate {self.name}"
-            problem = tyro.cli(type(settings), default=settings, args=rest, prog=prog)
-            rest = []
         else:
             raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS, *INSTANCES])
-        _no_more(rest)
+        if settings is None:
+            raise InputError(f"a problem in recipe `{self.name}`", "data alone", "Use a dataset of your own")
+        problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"oformer generate {self.name}")
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
         count = self.count or (data.train + data.test if data else 1000)
@@ -177,6 +173,8 @@ class Import:
 class Train:
     """Train a recipe. What is missing is made first; what was stopped goes on.
 
+    On several GPUs: torchrun --nproc-per-node 4 -m oformer train burgers-2048 (docs/scaling.md).
+
     Change any setting: oformer train burgers-2048 --model.encoder.width 128 (oformer list burgers-2048 shows them all).
     """
 
@@ -191,6 +189,9 @@ class Train:
     device: Device = "auto"
     max_minutes: float | None = None
     """Stop cleanly after so long; the same command goes on."""
+    split: Literal["samples", "points"] = "samples"
+    """What the processes of torchrun share out: the samples of a batch, or the points of each sample where one sample
+    is too large for a GPU."""
     quiet: bool = False
 
     def run(self, rest: list[str]) -> int:
@@ -198,21 +199,30 @@ class Train:
         from oformer.recipes import recipe_named
         from oformer.report import write_report
         from oformer.training.datasets import open_data, train_and_test
+        from oformer.training.distributed import started_by_torchrun
         from oformer.training.loop import train
 
         recipe = _override(recipe_named(self.name), rest)
         device, out = _device(self.device), self.out or Path("outputs") / self.name
-        data = open_data(recipe, self.datasets, own=self.data, device=device, say=say)
-        splits = train_and_test(data, recipe)
-        outcome = train(recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet)
+        with started_by_torchrun(device, self.split) as ranks:
+            data = ranks.first_then_others(
+                lambda: open_data(recipe, self.datasets, own=self.data, device=device, say=say)
+            )
+            splits = train_and_test(data, recipe)
+            outcome = train(
+                recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet, ranks=ranks
+            )
+        code = 0 if outcome.finished or outcome.reason == "time" else 130
+        if not ranks.first:
+            return code
         write_report(out, splits[1])
         if not outcome.finished:
-            command = " ".join([_program(), *sys.argv[1:]])
+            command = " ".join([_program(), *sys.argv[1:]]) if ranks.world == 1 else "the same command"
             say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
-            return 0 if outcome.reason == "time" else 130
+            return code
         error = f", test error {outcome.scores.error:.3%}" if outcome.scores else ""
         say(f"Finished {outcome.step:,} steps{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz")
-        return 0
+        return code
 
 
 @dataclass

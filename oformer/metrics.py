@@ -20,14 +20,3 @@ def relative_l2(prediction: Values, target: Values, weights: Weights) -> Float[T
     """||error|| / ||target|| over all steps, points and channels of a sample: the paper's test metric."""
     error, size = squared(prediction - target, weights).sum((1, 2)), squared(target, weights).sum((1, 2))
     return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
-
-
-def relative_l2_by_step(prediction: Values, target: Values, weights: Weights) -> Float[Tensor, "batch times"]:
-    """||error|| / ||target|| for each step on its own."""
-    error, size = squared(prediction - target, weights).sum(2), squared(target, weights).sum(2)
-    return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
-
-
-def mean_squared_error(prediction: Values, target: Values, weights: Weights) -> Float[Tensor, "batch channels"]:
-    """The mean squared error of each channel over steps and points."""
-    return squared(prediction - target, weights).mean(1)

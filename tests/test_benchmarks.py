@@ -65,11 +65,20 @@ def test_the_random_batch_has_the_shape_of_the_recipe_and_shares_its_grid():
     from oformer.recipes import RECIPES
 
     spec = dataclasses.replace(RECIPES["ns2-full"].data_spec(), grid=(4, 4))
-    batch = run.random_batch(spec, 3, torch.device("cpu"))
+    batch = run.random_batch(spec, 3, torch.device("cpu"), 16)
     assert batch.input.values.shape == (3, 10, 16, 1)
     assert batch.target.shape == (3, 20, 16, 1)
     assert batch.query.coords.shape == (3, 16, 2)
     assert batch.query.coords.stride(0) == 0  # as in training, where a shared grid is stored once
+
+
+def test_the_random_batch_of_a_mesh_has_points_of_its_own_and_codes():
+    from oformer.recipes import RECIPES
+
+    batch = run.random_batch(RECIPES["airfoil"].data_spec(), 2, torch.device("cpu"), 9)
+    assert batch.input.values.shape == (2, 4, 9, 7)
+    assert set(batch.input.values[..., -1].unique().tolist()) <= {0.0, 1.0, 2.0}
+    assert not torch.equal(batch.query.coords[0], batch.query.coords[1])
 
 
 def test_every_default_recipe_has_a_grid_and_is_cut_down_on_a_cpu(capsys):
@@ -83,7 +92,6 @@ def test_every_default_recipe_has_a_grid_and_is_cut_down_on_a_cpu(capsys):
     ("arguments", "words"),
     [
         (["--names", "burgers-2047"], "Did you mean `burgers-2048`?"),
-        (["--names", "airfoil"], "a recipe on a regular grid"),
         (["--points", "0"], "at least 1 in --points"),
         (["--device", "tpu"], "cpu or cuda as --device, got `tpu`"),
         (["--reference", "nowhere.csv"], "a readable file at nowhere.csv"),

@@ -125,9 +125,11 @@ class Loader:
 
         Of several ranks each takes its slice of each batch, and of a short last one perhaps nothing.
         """
-        order = np.arange(len(self.dataset))
-        slices = (self._slice(order[i : i + self.batch]) for i in range(0, len(order), self.batch))
-        return self._batches(piece for piece in slices if len(piece))
+        return self._batches(piece for piece in self._epoch_slices() if len(piece))
+
+    def epoch_indices(self) -> Int[np.ndarray, "samples"]:
+        """Which samples `epoch` gives this rank, in its order."""
+        return np.concatenate(list(self._epoch_slices()))
 
     def close(self) -> None:
         """Stop the threads; streams that are still open end."""
@@ -139,6 +141,10 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _epoch_slices(self) -> Iterator[np.ndarray]:
+        order = np.arange(len(self.dataset))
+        return (self._slice(order[i : i + self.batch]) for i in range(0, len(order), self.batch))
 
     def _slice(self, indices: np.ndarray) -> np.ndarray:
         share = self.batch // self._world

@@ -34,6 +34,7 @@ class OperatorModel(nn.Module):
 
     spec: Spec
     config: Any  # a ModelConfig; each model names its own
+    recompute: bool = False  # in training, compute parts of the forward pass again instead of keeping them
 
     @property
     def queries_independent(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
@@ -270,33 +271,71 @@ class OFormer(OperatorModel):
             raise InputError(wanted, f"times={times}")
         if not self.steps:
             return z.unsqueeze(1)
-        context = self._context(query, self.config.propagator.context)
-        drives = [step.drive(context) for step in self.steps]
+        drives = self._drives(query)
         states = []
         for _ in range(times):
-            for norm, step, drive in zip(self.step_norms, self.steps, drives, strict=True):
-                z = z + step(norm(z), drive)
+            z = self._advance(z, drives)
             states.append(z)
         return torch.stack(states, 1)
+
+    def _drives(self, query: Field) -> list[Tensor | None]:
+        """What the context adds to each layer of a step; it does not change while time marches."""
+        context = self._context(query, self.config.propagator.context)
+        return [step.drive(context) for step in self.steps]
+
+    def _advance(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
+        """Latents one step later."""
+        for norm, step, drive in zip(self.step_norms, self.steps, drives, strict=True):
+            z = z + step(norm(z), drive)
+        return z
 
     def decode(
         self, states: Float[Tensor, "batch times queries width"], query: Field
     ) -> Float[Tensor, "batch times queries channels"]:
         """Values at each time and query."""
-        z = self.decode_norm(states)
+        return self._read(states, [drive if drive is None else drive.unsqueeze(1) for drive in self._reads(query)])
+
+    def _reads(self, query: Field) -> list[Tensor | None]:
+        """What the context adds to the first layers of the decoder."""
         context = self._context(query, self.config.decoder.context)
-        context = None if context is None else context.unsqueeze(1)
+        return [self.trunk.drive(context)] if self.trunk is not None else [head.drive(context) for head in self.heads]
+
+    def _read(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
+        """Values from latents."""
+        z = self.decode_norm(z)
         if self.trunk is not None:
-            z, context = self.trunk(z, self.trunk.drive(context)), None
-        return torch.cat([head(z, head.drive(context)) for head in self.heads], -1)
+            z, drives = self.trunk(z, drives[0]), [None] * len(self.heads)
+        return torch.cat([head(z, drive) for head, drive in zip(self.heads, drives, strict=True)], -1)
 
     def answer(
         self, latents: Float[Tensor, "batch points width"], input: Field, query: Field, times: int | None = None
     ) -> Float[Tensor, "batch times queries channels"]:
         """Values at the query points for `times` steps (the problem's own number where not given)."""
         z = self.query(latents, input, query)
-        states = self.propagate(z, query, self.spec.out_times if times is None else times)
-        return self.decode(states, query)
+        times = self.spec.out_times if times is None else times
+        if times > 1 and len(self.steps) and (self.recompute or not torch.is_grad_enabled()):
+            return self._step_by_step(z, query, times)
+        return self.decode(self.propagate(z, query, times), query)
+
+    def _step_by_step(
+        self, z: Float[Tensor, "batch queries width"], query: Field, times: int
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """The same values without all latents in memory at once: each step is decoded when it is made.
+
+        In training only the latents of each step are kept, and the rest is computed again for the gradient.
+        """
+        drives, reads = self._drives(query), self._reads(query)
+        again = torch.is_grad_enabled()
+
+        def step(z: Tensor) -> tuple[Tensor, Tensor]:
+            z = self._advance(z, drives)
+            return z, self._read(z, reads)
+
+        values = []
+        for _ in range(times):
+            z, value = checkpoint(step, z, use_reentrant=False, preserve_rng_state=False) if again else step(z)
+            values.append(value)
+        return torch.stack(values, 1)
 
     def _features(self, query: Field) -> Tensor | None:
         """The query's own features: flags as they are, a code through its embedding."""

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from oformer.errors import InputError
 from oformer.nn.rotary import Rotary, once_per_grid
+from oformer.nn.sums import over_points, points_are_split
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -34,7 +36,7 @@ def linear_product(
 ) -> Float[Tensor, "batch heads queries width"]:
     """Q (Kᵀ W V): linear in the number of points, since the small matrix Kᵀ W V is formed first."""
     weighted = v * weights[:, None, :, None].to(v.dtype)
-    return q @ (k.transpose(-1, -2) @ weighted)
+    return q @ over_points(k.transpose(-1, -2) @ weighted)
 
 
 def softmax_product(
@@ -44,6 +46,12 @@ def softmax_product(
     weights: Float[Tensor, "batch points"],
 ) -> Float[Tensor, "batch heads queries width"]:
     """softmax(Q Kᵀ/√width + log W) V: quadratic; the logarithm of the weight makes the sum a quadrature."""
+    if points_are_split():
+        raise InputError(
+            "a linear attention, galerkin or fourier, where points are split over processes",
+            "softmax, which needs every pair of points",
+            "Set model.attention, or split the samples",
+        )
     bias = weights.log()[:, None, None, :].to(q.dtype)
     bias = bias.expand(q.shape[0], 1, q.shape[2], -1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -86,8 +94,8 @@ class Normalize(nn.Module):
             return F.layer_norm(x, (self.width,), eps=EPSILON)
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         w = weights[:, None, :, None].to(exact.dtype)
-        mean = (w * exact).sum(-2, keepdim=True)
-        variance = (w * (exact - mean).square()).sum(-2, keepdim=True)
+        mean = over_points((w * exact).sum(-2, keepdim=True))
+        variance = over_points((w * (exact - mean).square()).sum(-2, keepdim=True))
         if self.norm == "points-detached":
             mean, variance = mean.detach(), variance.detach()
         return ((exact - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype)

@@ -1,5 +1,6 @@
 """One table of errors for a split, in physical units."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,10 @@ from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
 from oformer.errors import InputError
 from oformer.fields import Batch
-from oformer.metrics import mean_squared_error, relative_l2, relative_l2_by_step
-from oformer.metrics import squared as mean_square
+from oformer.metrics import squared
 from oformer.models.base import Operator
 from oformer.problems.base import Problem
+from oformer.training.distributed import ALONE, Ranks
 from oformer.training.losses import Region
 
 
@@ -22,7 +23,7 @@ from oformer.training.losses import Region
 class Errors:
     """The errors of every sample of a split, in its order."""
 
-    relative: Float[Tensor, " samples"]  # relative L2 over the whole sequence
+    relative: Float[Tensor, " samples"]  # relative L2 over the whole sequence and all channels, each in its own unit
     by_step: Float[Tensor, "samples times"]  # relative L2 of each step
     squared: Float[Tensor, "samples channels"]  # mean squared error
     batch: int  # how many were predicted at once
@@ -73,6 +74,7 @@ def errors(
     problem: Problem | None = None,
     average: int = 1,
     region: Region | None = None,
+    ranks: Ranks = ALONE,
 ) -> Errors:
     """Predict every sample of the dataset and compare, on the device where the operator lives.
 
@@ -83,39 +85,61 @@ def errors(
         problem: whose symmetries are averaged over.
         average: over how many of them; 1 is the plain prediction.
         region: where to measure the momentum, if anywhere.
+        ranks: who share the work; each returns the errors of all samples.
     """
     if average != 1 and problem is None:
         raise InputError("a problem whose symmetries are known for an average over them", "data alone")
 
     def predict(part: Batch) -> Tensor:
-        return operator(part.input, part.query, part.target.shape[1])
+        ours = ranks.our_points(part)
+        with ranks.points_together():
+            prediction = operator(ours.input, ours.query, part.target.shape[1])
+        return ranks.all_points(prediction, part.query.points)
 
     device = next(operator.parameters()).device
     was_training = operator.training
     operator.eval()
-    relative, by_step, squared, momentum = [], [], [], []
+    rank, world = ranks.share
+    rows = []
     try:
-        with Loader(dataset, batch, seed=0, device=device, shuffle=False) as loader:
+        with Loader(dataset, batch, seed=0, device=device, rank=rank, world=world, shuffle=False) as loader:
             for part in loader.epoch():
                 if problem is None or average == 1:
                     prediction = predict(part)
                 else:
                     prediction = problem.averaged(predict, part, average)
-                relative.append(relative_l2(prediction, part.target, part.query.weights))
-                by_step.append(relative_l2_by_step(prediction, part.target, part.query.weights))
-                squared.append(mean_squared_error(prediction, part.target, part.query.weights))
+                fields = (prediction - part.target, part.target)
+                found = [squared(values, part.query.weights).flatten(1) for values in fields]
                 if region is not None:
-                    momentum.append(_momentum(region, prediction, part))
+                    found.append(_momentum(region, prediction, part))
+                rows.append(torch.cat(found, 1))
+            indices = loader.epoch_indices()
     finally:
         operator.train(was_training)
-    whole = [torch.cat(parts).double().cpu() for parts in (relative, by_step, squared)]
+    shape = dataset.spec.out_times, dataset.spec.out_channels
+    widths = [math.prod(shape), math.prod(shape), 0 if region is None else 3]
+    table = torch.zeros(len(dataset), sum(widths), dtype=torch.float64)
+    if rows:  # of few samples a rank may have none
+        table[indices] = torch.cat(rows).double().cpu()
+    if world > 1:  # each row is zero on all ranks but one
+        table = ranks.sum(table)
+    error, size, momentum = table.split(widths, 1)
+    error, size = error.unflatten(1, shape), size.unflatten(1, shape)
+    # Channels may have other units: each is measured by its root mean square over the split.
+    unit = size.mean((0, 1)).clamp_min(torch.finfo(size.dtype).tiny)
     scale = operator.target_scale.scale
     return Errors(
-        *whole,
+        relative=_ratio((error / unit).sum((1, 2)), (size / unit).sum((1, 2))),
+        by_step=_ratio((error / unit).sum(2), (size / unit).sum(2)),
+        squared=error.mean(1),
         batch=batch,
-        momentum=torch.cat(momentum).double().cpu() if momentum else None,
+        momentum=None if region is None else momentum,
         scale=scale.double().cpu() if scale.ndim == 1 else None,
     )
+
+
+def _ratio(error: Tensor, size: Tensor) -> Tensor:
+    return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
 
 
 def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, "batch 3"]:
@@ -124,7 +148,7 @@ def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, 
     said, true = region.momentum(prediction), region.momentum(part.target)
 
     def size(values: Tensor) -> Tensor:
-        return mean_square(values, weights).mean((1, 2)).sqrt()
+        return squared(values, weights).mean((1, 2)).sqrt()
 
     rmse = size(said - true)
     if region.density is None:
@@ -141,9 +165,10 @@ def evaluate(
     problem: Problem | None = None,
     average: int = 1,
     region: Region | None = None,
+    ranks: Ranks = ALONE,
 ) -> Scores:
     """The scores of an operator on a dataset; see `errors`."""
-    return summarize(errors(operator, dataset, batch, problem, average, region))
+    return summarize(errors(operator, dataset, batch, problem, average, region, ranks))
 
 
 def summarize(errors: Errors) -> Scores:

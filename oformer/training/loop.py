@@ -2,11 +2,14 @@
 
 A run is a folder: recipe.json, journal.jsonl, checkpoints/STEP/. Everything random is a function of (seed, step) or is
 saved, so a run that was stopped and resumed equals one that was not, bit for bit on a CPU.
+
+Several processes may run it together (docs/scaling.md). The state is the same on all ranks; the first one writes.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import platform
 import shutil
 import signal
@@ -26,20 +29,22 @@ from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
 from oformer.errors import InputError, TrainingDiverged
-from oformer.fields import Batch
+from oformer.fields import Batch, Field
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
 from oformer.seeds import torch_generator
+from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.journal import Console, Journal
-from oformer.training.losses import Region
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe
 
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
 # What may change when a run is continued, because it does not change the weights that come out.
-_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile")
+_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile", "recompute")
+# Why a rank may want to stop before the end, the strongest reason last.
+_WISHES = ("", "time", "SIGINT", "SIGTERM")
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def train(
     max_minutes: float | None = None,
     quiet: bool = False,
     tensorboard: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train a recipe in a run folder, from the start or from where an earlier call stopped.
 
@@ -91,17 +97,21 @@ def train(
         max_minutes: stop cleanly after so long; another call goes on.
         quiet: show nothing.
         tensorboard: also write TensorBoard events, where it is installed.
+        ranks: the processes that make this call together.
     """
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
-    _claim(folder, recipe)
-    state = _begin(recipe, folder, data[0], device)
+    _check(recipe, ranks)
+    ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
+    state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:
         return Outcome(_usable(state), state.step, "finished", state.scores)
-    journal = Journal(folder, state.step, tensorboard)
-    console = Console(recipe.name, settings.steps, state.step, quiet)
-    journal.write("start", state.step, **_provenance(recipe, state, data[0], device))
-    loader = Loader(data[0], settings.batch, seed=settings.seed, device=device)
+    journal = Journal(folder, state.step, tensorboard) if ranks.first else None
+    console = Console(recipe.name, settings.steps, state.step, quiet or not ranks.first)
+    if journal is not None:
+        journal.write("start", state.step, **_provenance(recipe, state, data[0], device, ranks))
+    rank, world = ranks.share
+    loader = Loader(data[0], settings.batch, seed=settings.seed, device=device, rank=rank, world=world)
     if settings.compile:
         state.operator.model.compile()
     reason = "finished"
@@ -109,28 +119,58 @@ def train(
     try:
         with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
             for batch in loader.stream(state.step):
-                value, parts = _descend(recipe, state, batch)
+                numbers = _descend(recipe, state, batch, ranks)
                 state.step += 1
                 state.minutes = before + (time.monotonic() - started) / 60
                 last = state.step == settings.steps
                 if state.step % settings.log_every == 0 or last:
-                    mark = _log(recipe, state, value, parts, mark, journal, console, folder)
+                    mark = _log(recipe, state, numbers, mark, journal, console, folder, ranks)
                 if state.step % settings.evaluate_every == 0 or last:
-                    _evaluate(state, data[1], settings.batch, settings.loss.region, journal, console)
+                    _evaluate(recipe, state, data[1], journal, console, ranks)
                 out_of_patience = settings.patience is not None and state.evaluations_since_best >= settings.patience
                 out_of_time = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
-                stop = last or out_of_patience or out_of_time or asked.name is not None
-                if state.step % settings.checkpoint_every == 0 or stop:
-                    _save(recipe, state, folder, data[0], device)
+                # A signal or a clock reaches ranks at different steps; what one wants, all do at this step.
+                wish = _WISHES[ranks.highest(_WISHES.index(asked.name or ("time" if out_of_time else "")))]
+                stop = last or out_of_patience or bool(wish)
+                if ranks.first and (state.step % settings.checkpoint_every == 0 or stop):
+                    _save(recipe, state, folder, data[0], device, ranks)
                 if stop:
-                    reason = "finished" if last else "patience" if out_of_patience else asked.name or "time"
+                    reason = "finished" if last else "patience" if out_of_patience else wish
                     break
-        journal.write("stop", state.step, reason=reason, minutes=state.minutes)
+        if journal is not None:
+            journal.write("stop", state.step, reason=reason, minutes=state.minutes)
     finally:
         loader.close()
-        journal.close()
+        if journal is not None:
+            journal.close()
         console.close()
+    ranks.wait()  # for the files, which belong to all
     return Outcome(_usable(state), state.step, reason, state.scores)
+
+
+def _check(recipe: Recipe, ranks: Ranks) -> None:
+    """Refuse what cannot be shared out, before anything is written."""
+    settings, (_, world) = recipe.training, ranks.share
+    if settings.batch % (world * settings.accumulate):
+        raise InputError(
+            "a batch that ranks and training.accumulate share out evenly",
+            f"{settings.batch} over {world} and {settings.accumulate}",
+            f"Take a multiple of {world * settings.accumulate}",
+        )
+    if not ranks.splits_points:
+        return
+    if settings.loss.derivative:
+        raise InputError(
+            "a loss without derivatives, which need neighbors, where points are split over ranks",
+            f"training.loss.derivative {settings.loss.derivative:g}",
+            "Set it to 0, or use --split samples",
+        )
+    if recipe.model.attention == "softmax":
+        raise InputError(
+            "a linear attention, galerkin or fourier, where points are split over ranks",
+            "softmax, which needs every pair of points",
+            "Set model.attention, or use --split samples",
+        )
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:
@@ -152,7 +192,7 @@ def _claim(folder: Path, recipe: Recipe) -> None:
     write_json(path, ours)
 
 
-def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device) -> _State:
+def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device, ranks: Ranks) -> _State:
     """A fresh state, or that of the newest checkpoint."""
     found = checkpoints(folder)
     if found:
@@ -167,6 +207,8 @@ def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.devic
         operator = Operator(recipe.model.build(data.spec), recipe.normalization).fit(data)
         tensors, progress = {}, {}
     operator.to(device).train()
+    operator.model.recompute = recipe.training.recompute
+    ranks.take_from_first(operator.state_dict().values())  # other processors may round a seeded start otherwise
     average = Average(operator, recipe.training.ema) if recipe.training.ema else None
     state = _State(operator, Descent(operator, recipe.training.optimizer), average)
     if found:
@@ -194,7 +236,7 @@ def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]
         torch.cuda.set_rng_state(groups["random"]["cuda"])
 
 
-def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, device: torch.device) -> None:
+def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, device: torch.device, ranks: Ranks) -> None:
     """Write a checkpoint with all that is needed to go on, then let the oldest go."""
     tensors = {f"optimizer/{name}": tensor for name, tensor in state.descent.state().items()}
     tensors["random/cpu"] = torch.get_rng_state()
@@ -224,7 +266,7 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
                 scores=dataclasses.asdict(state.scores) if state.scores else {},
                 recipe=to_json(recipe),
                 data=data.card,
-                provenance=_provenance(recipe, state, data, device),
+                provenance=_provenance(recipe, state, data, device, ranks),
             ),
             extra,
         )
@@ -232,57 +274,95 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
         shutil.rmtree(old)
 
 
-def _descend(recipe: Recipe, state: _State, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """One step down: change the batch as the recipe asks, compare, move."""
+def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[str, Tensor]:
+    """One step down: change the batch as the recipe asks, compare, move. Returns this rank's loss and its parts."""
     settings, spec, step = recipe.training, state.operator.spec, state.step
+    # Ranks that hold other samples draw on their own; those that hold other points of the same samples draw alike.
+    key = () if ranks.share == (0, 1) else (ranks.rank,)
     if settings.augment and recipe.problem is not None:
-        batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0))
+        batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0, *key))
     if settings.drop is not None:
-        batch = settings.drop(batch, torch_generator(settings.seed, step, 1), spec.periods)
+        batch = settings.drop(batch, torch_generator(settings.seed, step, 1, *key), spec.periods)
+    if ranks.world > 1:  # dropout: another for each rank, and the same whenever the step is done
+        torch.manual_seed(torch_generator(settings.seed, step, 2, ranks.rank).initial_seed())
+    batch = ranks.our_points(batch)
     times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
-    value, parts = settings.loss(state.operator, batch, times)
-    value.backward()
+    with ranks.points_together():
+        numbers = _gradients(recipe, state.operator, batch, times)
+    ranks.average([p.grad for p in state.operator.parameters() if p.grad is not None])
     state.descent.step(*settings.schedule.at(step, settings.steps))
     if state.average is not None:
         state.average.update()
-    return value.detach(), parts
+    return numbers
+
+
+def _gradients(recipe: Recipe, operator: Operator, batch: Batch, times: int) -> dict[str, Tensor]:
+    """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts."""
+    turns = recipe.training.accumulate
+    size = batch.size // turns
+    found = []
+    for start in range(0, batch.size, size):
+        value, parts = recipe.training.loss(operator, _samples(batch, slice(start, start + size)), times)
+        (value / turns).backward()
+        found.append({"loss": value.detach(), **parts})
+    if turns == 1:
+        return found[0]
+    return {name: torch.stack([numbers[name] for numbers in found]).mean() for name in found[0]}
+
+
+def _samples(batch: Batch, chosen: slice) -> Batch:
+    """Some samples of a batch."""
+
+    def field(f: Field) -> Field:
+        return Field(f.coords[chosen], f.values[chosen], f.weights[chosen])
+
+    return Batch(
+        input=field(batch.input),
+        query=field(batch.query),
+        target=batch.target[chosen],
+        parameters={name: value[chosen] for name, value in batch.parameters.items()},
+        cells=batch.cells[chosen] if batch.cells else None,
+    )
 
 
 def _log(
     recipe: Recipe,
     state: _State,
-    value: Tensor,
-    parts: dict[str, Tensor],
+    numbers: dict[str, Tensor],
     mark: tuple[float, int],
-    journal: Journal,
+    journal: Journal | None,
     console: Console,
     folder: Path,
+    ranks: Ranks,
 ) -> tuple[float, int]:
-    """Write the loss down; the only place where the loop waits for the device."""
-    loss = value.item()
-    if not torch.isfinite(value):
+    """Write the mean loss of all ranks down; the only place where the loop waits for the device."""
+    means = (ranks.sum(torch.stack(list(numbers.values()))) / ranks.world).tolist()
+    written = dict(zip(numbers, means, strict=True))
+    if not math.isfinite(written["loss"]):
         newest = checkpoints(folder)
         raise TrainingDiverged(state.step, str(newest[-1]) if newest else "the start")
     factor, _ = recipe.training.schedule.at(state.step - 1, recipe.training.steps)
     rate = recipe.training.optimizer.rate * factor
     now = time.monotonic()
     speed = (state.step - mark[1]) / max(now - mark[0], 1e-9)
-    numbers = {name: part.item() for name, part in parts.items()}
-    journal.write("train", state.step, loss=loss, **numbers, rate=rate, steps_per_second=speed, minutes=state.minutes)
-    console.show(state.step, loss=loss, rate=rate, steps_per_second=speed)
+    if journal is not None:
+        journal.write("train", state.step, **written, rate=rate, steps_per_second=speed, minutes=state.minutes)
+    console.show(state.step, loss=written["loss"], rate=rate, steps_per_second=speed)
     return now, state.step
 
 
 def _evaluate(
-    state: _State, test: PointDataset, batch: int, region: Region | None, journal: Journal, console: Console
+    recipe: Recipe, state: _State, test: PointDataset, journal: Journal | None, console: Console, ranks: Ranks
 ) -> None:
+    settings = recipe.training
     with state.average.applied() if state.average else contextlib.nullcontext():
-        scores = evaluate(state.operator, test, batch, region=region)
+        scores = evaluate(state.operator, test, settings.batch, region=settings.loss.region, ranks=ranks)
     state.scores = scores
     better = state.best is None or scores.error < state.best
     state.best = scores.error if better else state.best
     state.evaluations_since_best = 0 if better else state.evaluations_since_best + 1
-    journal.write("evaluate", state.step, **dataclasses.asdict(scores), minutes=state.minutes)
+    if journal is not None:
+        journal.write("evaluate", state.step, **dataclasses.asdict(scores), minutes=state.minutes)
     console.say(
         f"step {state.step}: test error {scores.error:.3%} (median {scores.median:.3%}, worst {scores.worst:.3%})"
     )
@@ -296,16 +376,19 @@ def _usable(state: _State) -> Operator:
     return state.operator.eval()
 
 
-def _provenance(recipe: Recipe, state: _State, data: PointDataset, device: torch.device) -> dict[str, Any]:
+def _provenance(
+    recipe: Recipe, state: _State, data: PointDataset, device: torch.device, ranks: Ranks
+) -> dict[str, Any]:
     gpu = device.type == "cuda"
+    hardware = (
+        torch.cuda.get_device_name(device) if gpu else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    )
     return {
         "parameters": parameter_count(state.operator),
         "training samples": len(data),
         "data seed": recipe.data.seed if recipe.problem is not None else None,
         "minutes": round(state.minutes, 2),
-        "hardware": torch.cuda.get_device_name(device)
-        if gpu
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "hardware": hardware if ranks.world == 1 else f"{ranks.world} x {hardware}",
         "precision": recipe.training.precision,
         "torch": torch.__version__,
     }

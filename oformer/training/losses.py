@@ -18,6 +18,7 @@ from oformer.fields import Batch, Field
 from oformer.meshes.subsets import inside
 from oformer.metrics import squared
 from oformer.models.base import Operator
+from oformer.nn.sums import over_points
 
 Kind = Literal["relative-sequence", "relative-step", "squared"]
 Boundary = Literal["periodic", "zero"]
@@ -39,7 +40,8 @@ class Region:
     def weights(self, query: Field) -> Float[Tensor, "batch queries"]:
         """Those of the points inside, with the sum one."""
         weights = query.weights * inside(query.coords, self.box)
-        return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        total = over_points(weights.sum(-1, keepdim=True))
+        return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)
 
     def momentum(self, values: Float[Tensor, "batch times queries channels"]) -> Float[Tensor, "batch times queries 2"]:
         """Of values in whatever units they have."""
@@ -56,7 +58,7 @@ class Region:
             shift, scale = operator.target_scale.shift, operator.target_scale.scale
             unit = scale[list(self.velocity)]
             error = error / (unit if self.density is None else unit * shift[self.density])
-        return squared(error, self.weights(batch.query)).mean()
+        return over_points(squared(error, self.weights(batch.query))).mean()
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,10 @@ class Loss:
         weights: Float[Tensor, "batch queries"],
     ) -> Float[Tensor, "..."]:
         """The error per sample, or per sample and step."""
-        error = squared(prediction - target, weights)
+        error = over_points(squared(prediction - target, weights))
         if self.kind == "squared":
             return error.sum(-1).mean(-1)
-        size = squared(target, weights)
+        size = over_points(squared(target, weights))
         axes = (1, 2) if self.kind == "relative-sequence" else (2,)
         return _ratio(error.mean(axes), size.mean(axes), self.epsilon)
 

@@ -34,6 +34,7 @@ class Training:
 
     steps: int
     batch: int = 16
+    accumulate: int = 1  # equal slices in which the batch of a rank is done one after the other, to save memory
     optimizer: Optimizer = Optimizer(kind="muon", clip=(("all", 1.0),))
     schedule: OneCycle = OneCycle(warmup=0.2, start=1e2, end=1e2)
     loss: Loss = Loss()
@@ -48,9 +49,10 @@ class Training:
     seed: int = 1
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     compile: bool = False
+    recompute: bool = False  # keep only the latents of a rollout and compute the rest again: less memory, more time
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "evaluate_every", "checkpoint_every", "log_every"):
+        for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
 
