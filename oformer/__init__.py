@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset, View
     from oformer.data.generate import generate
     from oformer.errors import InputError, SolverDiverged, TrainingDiverged
+    from oformer.estimator import OperatorRegressor
     from oformer.fields import Batch, Card, Field, Sample, Spec
     from oformer.models.base import Normalization, Operator
     from oformer.models.oformer import OFormer, OFormerConfig
     from oformer.predict import Predictor
-    from oformer.problems import PROBLEMS, Burgers, Darcy, NavierStokes
+    from oformer.problems import PROBLEMS, Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
     from oformer.recipes import RECIPES
     from oformer.training.evaluate import evaluate
     from oformer.training.loop import train
@@ -28,11 +29,20 @@ _HOMES = {
     "oformer.data.dataset": ("PointDataset", "View"),
     "oformer.data.generate": ("generate",),
     "oformer.errors": ("InputError", "SolverDiverged", "TrainingDiverged"),
+    "oformer.estimator": ("OperatorRegressor",),
     "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec"),
     "oformer.models.base": ("Normalization", "Operator"),
     "oformer.models.oformer": ("OFormer", "OFormerConfig"),
     "oformer.predict": ("Predictor",),
-    "oformer.problems": ("PROBLEMS", "Burgers", "Darcy", "NavierStokes"),
+    "oformer.problems": (
+        "PROBLEMS",
+        "Airfoil",
+        "Burgers",
+        "Darcy",
+        "Electrostatics",
+        "Magnetostatics",
+        "NavierStokes",
+    ),
     "oformer.recipes": ("RECIPES",),
     "oformer.training.evaluate": ("evaluate",),
     "oformer.training.loop": ("train",),
@@ -43,18 +53,22 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "PROBLEMS",
     "RECIPES",
+    "Airfoil",
     "Batch",
     "Burgers",
     "Card",
     "Darcy",
     "Data",
+    "Electrostatics",
     "Field",
     "InputError",
+    "Magnetostatics",
     "NavierStokes",
     "Normalization",
     "OFormer",
     "OFormerConfig",
     "Operator",
+    "OperatorRegressor",
     "PointDataset",
     "Predictor",
     "Recipe",

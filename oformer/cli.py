@@ -369,6 +369,29 @@ class Plot:
 
 
 @dataclass
+class Export:
+    """Write a trained operator as one file for programs without this package: .onnx or .pt2."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder or a checkpoint."""
+    out: Path = Path("model.onnx")
+    """The file; its ending chooses the format."""
+    times: int | None = None
+    """Steps that the file answers; by default as many as it was trained for."""
+    tolerance: float = 1e-4
+    """The largest relative difference from the operator."""
+
+    def run(self, rest: list[str]) -> int:
+        """Export, check, and say how close the file is."""
+        from oformer.export import export
+
+        _no_more(rest)
+        seen = export(self.run_folder, self.out, self.times, self.tolerance)
+        say(f"Wrote {self.out}: within {seen.error:.1e} of the operator at {len(seen.sizes)} sizes.")
+        return 0
+
+
+@dataclass
 class Inspect:
     """Say what a file or folder is: a dataset, a run, a checkpoint, arrays, or a published file to import."""
 
@@ -407,7 +430,7 @@ class Demo:
 
 COMMANDS = {
     "list": List, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate, "predict": Predict,
-    "plot": Plot, "inspect": Inspect, "demo": Demo,
+    "plot": Plot, "export": Export, "inspect": Inspect, "demo": Demo,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points
 
 def expanded(tensor: Tensor) -> bool:
     """Whether the batch axis only repeats one sample (a grid shared by the whole batch)."""
-    return tensor.shape[0] > 1 and tensor.stride(0) == 0
+    return bool(tensor.shape[0] > 1 and tensor.stride(0) == 0)  # a tracer's sizes compare to what is no bool
 
 
 def once_per_grid(function, tensor: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
