@@ -18,5 +18,9 @@ def squared(values: Values, weights: Weights) -> Float[Tensor, "batch times chan
 
 def relative_l2(prediction: Values, target: Values, weights: Weights) -> Float[Tensor, " batch"]:
     """||error|| / ||target|| over all steps, points and channels of a sample: the paper's test metric."""
-    error, size = squared(prediction - target, weights).sum((1, 2)), squared(target, weights).sum((1, 2))
+    return relative(squared(prediction - target, weights).sum((1, 2)), squared(target, weights).sum((1, 2)))
+
+
+def relative(error: Float[Tensor, "*any"], size: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The ratio of two norms from their squares, finite where the size is zero."""
     return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()

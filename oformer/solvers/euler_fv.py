@@ -410,19 +410,22 @@ class _Kernels(NamedTuple):
     update: Callable
 
 
-@functools.cache
-def _compiled_kernels() -> _Kernels:
+def _compiled(*kernels: Callable) -> list[Callable]:
     # Every mesh, precision and scheme is compiled for itself, and there may be many in one process.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    return _Kernels(*(torch.compile(kernel, fullgraph=True, dynamic=False) for kernel in (residual, sweep, update)))
+    return [torch.compile(kernel, fullgraph=True, dynamic=False) for kernel in kernels]
+
+
+@functools.cache
+def _compiled_kernels() -> _Kernels:
+    return _Kernels(*_compiled(residual, sweep, update))
 
 
 @functools.cache
 def _fused_kernels() -> _Kernels:
     from oformer.solvers.euler_kernels import fused_residual, fused_sweep  # needs Triton
 
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    at_border, changed = (torch.compile(kernel, fullgraph=True, dynamic=False) for kernel in (border, update))
+    at_border, changed = _compiled(border, update)
 
     def balance(state, now, push, weight, free, t, scheme):
         return fused_residual(state, now, push, weight, free, t, at_border)

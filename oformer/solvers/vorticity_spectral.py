@@ -169,8 +169,7 @@ def _fused_march(
         )
     from oformer.solvers.vorticity_kernels import FusedRungeKutta  # needs Triton
 
-    force = modes.cut(_rfft2(forcing.to(initial.dtype)[None]))[0]
-    force[0, 0] = 0
+    force = _push(modes, forcing.to(initial.dtype))
     fused = FusedRungeKutta(modes.cut(_rfft2(initial)), nu, force, largest, modes.points, time_step)
 
     def march(steps: int) -> Tensor:
@@ -181,11 +180,17 @@ def _fused_march(
     return march
 
 
+def _push(modes: Modes, forcing: Float[Tensor, "points points"]) -> Complex[Tensor, "modes1 modes2"]:
+    """The modes of the forcing; its mean is zero up to rounding, and then exactly."""
+    force = modes.cut(_rfft2(forcing[None]))[0]
+    force[0, 0] = 0
+    return force
+
+
 def _right_hand_side(modes: Modes, forcing: Float[Tensor, "points points"], amount: float, batch: int) -> RightHandSide:
     """A function that writes `amount` times -u . grad w + f; its buffers are made once."""
     n, kept = modes.points, modes.highest + 1
-    force = modes.cut(_rfft2(forcing[None]))[0] * amount
-    force[0, 0] = 0
+    force = _push(modes, forcing) * amount
     to_velocity = modes.velocity.to(force.dtype)
     advection = (modes.advection * amount).to(force.dtype)
     spectrum = force.new_zeros((batch, 2, n, n // 2 + 1))

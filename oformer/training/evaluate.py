@@ -12,7 +12,7 @@ from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
 from oformer.errors import InputError
 from oformer.fields import Batch
-from oformer.metrics import squared
+from oformer.metrics import relative, squared
 from oformer.models.base import Operator
 from oformer.problems.base import Problem
 from oformer.training.distributed import ALONE, Ranks
@@ -129,17 +129,13 @@ def errors(
     unit = size.mean((0, 1)).clamp_min(torch.finfo(size.dtype).tiny)
     scale = operator.target_scale.scale
     return Errors(
-        relative=_ratio((error / unit).sum((1, 2)), (size / unit).sum((1, 2))),
-        by_step=_ratio((error / unit).sum(2), (size / unit).sum(2)),
+        relative=relative((error / unit).sum((1, 2)), (size / unit).sum((1, 2))),
+        by_step=relative((error / unit).sum(2), (size / unit).sum(2)),
         squared=error.mean(1),
         batch=batch,
         momentum=None if region is None else momentum,
         scale=scale.double().cpu() if scale.ndim == 1 else None,
     )
-
-
-def _ratio(error: Tensor, size: Tensor) -> Tensor:
-    return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
 
 
 def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, "batch 3"]:
@@ -173,14 +169,14 @@ def evaluate(
 
 def summarize(errors: Errors) -> Scores:
     """The numbers to report."""
-    relative = errors.relative
+    error = errors.relative
     return Scores(
-        count=len(relative),
-        error=relative.mean().item(),
-        median=relative.median().item(),
-        worst=relative.max().item(),
-        worst_sample=int(relative.argmax()),
-        batch_mean=torch.stack([part.mean() for part in relative.split(errors.batch)]).mean().item(),
+        count=len(error),
+        error=error.mean().item(),
+        median=error.median().item(),
+        worst=error.max().item(),
+        worst_sample=int(error.argmax()),
+        batch_mean=torch.stack([part.mean() for part in error.split(errors.batch)]).mean().item(),
         by_step=errors.by_step.mean(0).tolist(),
         mean_squared=errors.squared.mean(0).tolist(),
         mean_squared_scaled=None if errors.scale is None else (errors.squared.mean(0) / errors.scale**2).tolist(),
