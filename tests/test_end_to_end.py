@@ -108,6 +108,7 @@ def test_a_step_on_a_ragged_batch_is_the_mean_of_steps_on_its_samples(name, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("name", "steps"), [("electro", 2000), ("magneto-aug", 2000), ("airfoil", 600)])
 def test_a_recipe_learns_eight_samples_by_heart(name, steps, tmp_path):
     recipe = small(name)

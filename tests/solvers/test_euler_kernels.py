@@ -68,4 +68,5 @@ def test_trajectories_do_not_see_each_other(case):
         *(part[..., 1:2].contiguous() for part in (state, now, push)), weight, free[..., 1:2], tables, euler_fv.border
     )
     for whole, one in zip(together, alone, strict=True):
-        assert torch.equal(whole[..., 1:2], one)
+        # A compiler may order the operations of one trajectory otherwise than those of three.
+        assert torch.equal(whole[..., 1:2], one) if DEVICE.type == "cpu" else close(whole[..., 1:2], one)
