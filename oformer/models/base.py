@@ -3,7 +3,7 @@
 Everything outside `Operator` speaks physical units. The statistics are buffers, saved with the weights.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -62,6 +62,10 @@ class OperatorModel(nn.Module):
         """Values of shape (batch, times, queries, channels), from what `encode` gave."""
         raise NotImplementedError
 
+    def compiled(self) -> Callable[..., Tensor]:
+        """The forward pass, compiled for each shape that it meets."""
+        return torch.compile(self.forward, dynamic=False)
+
     def forward(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """Values at the query points for `times` steps (the problem's own number where not given)."""
         return self.answer(self.encode(input), input, query, times)
@@ -111,6 +115,8 @@ class Operator(nn.Module):
         self.register_buffer("box", torch.tensor([[0.0] * spec.dim, [1.0] * spec.dim]))
         # The type the model computes in under autocast; scaling, statistics and losses stay in float32.
         self.autocast: torch.dtype | None = None
+        # What computes the model's forward pass in its place, for as long as somebody wants it compiled.
+        self.compiled: Callable[..., Tensor] | None = None
 
     @property
     def spec(self) -> Spec:
@@ -178,7 +184,7 @@ class Operator(nn.Module):
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
         input, query = self.normalized(input, query)
         with torch.autocast(input.coords.device.type, self.autocast, enabled=self.autocast is not None):
-            values = self.model(input, query, times)
+            values = (self.compiled or self.model)(input, query, times)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def compare(self, batch: Batch, times: int, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:

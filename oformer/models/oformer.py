@@ -8,7 +8,8 @@ a pre-norm and a residual, some encoders end in two layers, and irregular proble
 once ("mixing").
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,11 +21,12 @@ from torch.utils.checkpoint import checkpoint
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models.base import OperatorModel
+from oformer.models.rollout import fused_rollout
 from oformer.nn.attention import Attention, AttentionKind, Norm, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
 from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation
-from oformer.nn.rotary import Frequencies, Rotary, once_per_grid
+from oformer.nn.rotary import Frequencies, Rotary, expanded, once_per_grid
 
 Context = Literal["coords", "features"]
 
@@ -281,7 +283,7 @@ class OFormer(OperatorModel):
     def _drives(self, query: Field) -> list[Tensor | None]:
         """What the context adds to each layer of a step; it does not change while time marches."""
         context = self._context(query, self.config.propagator.context)
-        return [step.drive(context) for step in self.steps]
+        return [_drive(step, context) for step in self.steps]
 
     def _advance(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
         """Latents one step later."""
@@ -298,7 +300,7 @@ class OFormer(OperatorModel):
     def _reads(self, query: Field) -> list[Tensor | None]:
         """What the context adds to the first layers of the decoder."""
         context = self._context(query, self.config.decoder.context)
-        return [self.trunk.drive(context)] if self.trunk is not None else [head.drive(context) for head in self.heads]
+        return [_drive(network, context) for network in ([self.trunk] if self.trunk is not None else self.heads)]
 
     def _read(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
         """Values from latents."""
@@ -314,28 +316,94 @@ class OFormer(OperatorModel):
         z = self.query(latents, input, query)
         times = self.spec.out_times if times is None else times
         if times > 1 and len(self.steps) and (self.recompute or not torch.is_grad_enabled()):
-            return self._step_by_step(z, query, times)
+            return self._roll(z, query, times)
         return self.decode(self.propagate(z, query, times), query)
 
-    def _step_by_step(
-        self, z: Float[Tensor, "batch queries width"], query: Field, times: int
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """The same values without all latents in memory at once: each step is decoded when it is made.
+    def compiled(self) -> Callable[..., Tensor]:
+        """The forward pass, compiled in two parts where time marches: up to its start, and one step.
 
-        In training only the latents of each step are kept, and the rest is computed again for the gradient.
+        A rollout of any length consists of these, so that a longer horizon does not compile anything again.
         """
-        drives, reads = self._drives(query), self._reads(query)
-        again = torch.is_grad_enabled()
+        if self.spec.out_times == 1:
+            return super().compiled()
+        begin = torch.compile(lambda input, query: self.query(self.encode(input), input, query), dynamic=False)
+        step = torch.compile(self._step, dynamic=False)
 
-        def step(z: Tensor) -> tuple[Tensor, Tensor]:
-            z = self._advance(z, drives)
-            return z, self._read(z, reads)
+        def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
+            return self._roll(begin(input, query), query, self.spec.out_times if times is None else times, step)
 
-        values = []
+        return forward
+
+    def _roll(
+        self,
+        z: Float[Tensor, "batch queries width"],
+        query: Field,
+        times: int,
+        step: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """The same values without all latents at hand at once: each step is decoded when it is made.
+
+        With `recompute`, only the latents of each step are kept in training, and the rest is computed again for the
+        gradient.
+        """
+        again = self.recompute and torch.is_grad_enabled()
+        if (again or not torch.is_grad_enabled()) and self._marches_on_chip(z):
+            return self._march(z, query, times)
+        made = step or self._step
+        if again:
+            made = functools.partial(checkpoint, made, use_reentrant=False, preserve_rng_state=False)
+        drives, reads, values = self._drives(query), self._reads(query), []
         for _ in range(times):
-            z, value = checkpoint(step, z, use_reentrant=False, preserve_rng_state=False) if again else step(z)
+            z, value = made(z, drives, reads)
             values.append(value)
         return torch.stack(values, 1)
+
+    def _step(self, z: Tensor, drives: list[Tensor | None], reads: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Latents one step later, and the values there."""
+        z = self._advance(z, drives)
+        return z, self._read(z, reads)
+
+    def _marches_on_chip(self, z: Tensor) -> bool:
+        """Whether a fused kernel does the rollout: in bfloat16 on a GPU that has one for these widths."""
+        p, d = self.config.propagator, self.config.decoder
+        fits = p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
+        if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda"):
+            return False
+        if torch.get_autocast_dtype("cuda") != torch.bfloat16:
+            return False
+        width = z.shape[-1]
+        widths = tuple((width, width) for _ in self.steps[0].layers)
+        return fused_rollout(z.device.index, widths, tuple(tuple(x.weight.shape) for x in self.heads[0].layers))
+
+    @torch.compiler.disable()  # a compiled graph knows no kernels that march
+    def _march(
+        self, z: Float[Tensor, "batch queries width"], query: Field, times: int
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """`propagate` and `decode` in fused kernels, which keep little and compute the rest again for the gradient."""
+        from oformer.nn.rollout_kernels import Chain, march
+
+        batch, queries, _ = z.shape
+        step_norm, read_norm = self.step_norms[0], self.decode_norm
+        assert isinstance(step_norm, nn.LayerNorm)  # or it would not fit
+        assert isinstance(read_norm, nn.LayerNorm)
+        with torch.autocast("cuda", enabled=False):
+
+            def chain(network: MLP, norm: nn.LayerNorm, names: tuple[Context, ...], activation: Activation) -> Chain:
+                # The affine part of a norm is one of the layer after it.
+                first, *others = [layer.weight for layer in network.layers]
+                first = first[:, : network.width]
+                drive = (first @ norm.bias)[None]
+                context = self._context(query, names)
+                if context is not None:
+                    beside = once_per_grid(network.drive, context.float())
+                    drive = drive + (beside[0] if expanded(beside) else beside.flatten(0, 1))
+                return Chain((first * norm.weight, *others), drive, activation)
+
+            step = chain(self.steps[0], step_norm, self.config.propagator.context, "gelu")
+            read = chain(self.heads[0], read_norm, self.config.decoder.context, self.config.decoder.activation)
+            bias, epsilon = self.heads[0].layers[-1].bias, step_norm.eps
+            values = march(z.flatten(0, 1), step, read, bias, times, epsilon)
+        return values.unflatten(1, (batch, queries)).transpose(0, 1)
 
     def _features(self, query: Field) -> Tensor | None:
         """The query's own features: flags as they are, a code through its embedding."""
@@ -348,7 +416,8 @@ class OFormer(OperatorModel):
     def _context(self, query: Field, names: tuple[Context, ...]) -> Tensor | None:
         parts = {"coords": query.coords, "features": self._features(query)}
         chosen = [part for name in names if (part := parts[name]) is not None]
-        return torch.cat(chosen, -1) if chosen else None
+        # One part alone stays as it is: a grid shared by all samples is not copied for each.
+        return (chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)) if chosen else None
 
     def _embed(self, query: Field) -> Float[Tensor, "batch queries width"]:
         """Query points before they have seen any input; computed once where the batch shares its queries."""
@@ -369,3 +438,7 @@ class OFormer(OperatorModel):
         if self.config.query.activation_first:
             features = ACTIVATIONS["gelu"](features)
         return self.embed_query(features)
+
+
+def _drive(network: MLP, context: Tensor | None) -> Tensor | None:
+    return None if context is None else once_per_grid(network.drive, context)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.nn.rotary import Rotary, once_per_grid
+from oformer.nn.rotary import Rotary, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
@@ -29,32 +29,58 @@ EPSILON = (
 
 
 def linear_product(
-    q: Float[Tensor, "batch heads queries width"],
-    k: Float[Tensor, "batch heads points width"],
-    v: Float[Tensor, "batch heads points width"],
+    layer: "Attention",
+    q: Float[Tensor, "batch queries heads width"],
+    k: Float[Tensor, "batch points heads width"],
+    source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
-) -> Float[Tensor, "batch heads queries width"]:
-    """Q (Kᵀ W V): linear in the number of points, since the small matrix Kᵀ W V is formed first."""
-    weighted = v * weights[:, None, :, None].to(v.dtype)
-    return q @ over_points(k.transpose(-1, -2) @ weighted)
+) -> Float[Tensor, "batch queries width"]:
+    """Q (Kᵀ W V) and the projection of the heads: linear in the number of points, small matrices first.
+
+    Where V is a plain projection of the source, its matrix follows the sum over points; the projection of the heads
+    precedes the product with Q. So no point ever holds the values or the results of all heads.
+    """
+    heads = layer.heads
+    if "v" in layer.normalize:
+        v = layer.project("v", source, weights)
+        v = v * weights[:, :, None, None].to(v.dtype)
+        seen = over_points(k.permute(0, 2, 3, 1) @ v.transpose(1, 2))
+    else:
+        weighted = source * weights[:, :, None].to(source.dtype)
+        seen = over_points(k.flatten(2).mT @ weighted).unflatten(1, (heads, -1))
+        seen = seen @ layer.v.weight.unflatten(0, (heads, -1)).mT
+    if isinstance(layer.out, nn.Identity):
+        return q[:, :, 0] @ seen[:, 0]
+    projection, dropout = layer.out
+    assert isinstance(projection, nn.Linear)
+    seen = (seen @ projection.weight.unflatten(1, (heads, -1)).permute(1, 2, 0)).flatten(1, 2)
+    if expanded(q):  # one product with the matrices of all samples side by side
+        mixed = (q[0].flatten(1) @ seen.transpose(0, 1).flatten(1)).unflatten(1, (seen.shape[0], -1)).transpose(0, 1)
+    else:
+        mixed = q.flatten(2) @ seen
+    return dropout(mixed + projection.bias)
 
 
 def softmax_product(
-    q: Float[Tensor, "batch heads queries width"],
-    k: Float[Tensor, "batch heads points width"],
-    v: Float[Tensor, "batch heads points width"],
+    layer: "Attention",
+    q: Float[Tensor, "batch queries heads width"],
+    k: Float[Tensor, "batch points heads width"],
+    source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
-) -> Float[Tensor, "batch heads queries width"]:
-    """softmax(Q Kᵀ/√width + log W) V: quadratic; the logarithm of the weight makes the sum a quadrature."""
+) -> Float[Tensor, "batch queries width"]:
+    """softmax(Q Kᵀ/√width + log W) V and the projection of the heads; the logarithm makes the sum a quadrature."""
     if points_are_split():
         raise InputError(
             "a linear attention, galerkin or fourier, where points are split over processes",
             "softmax, which needs every pair of points",
             "Set model.attention, or split the samples",
         )
+    v = layer.project("v", source, weights)
     bias = weights.log()[:, None, None, :].to(q.dtype)
-    bias = bias.expand(q.shape[0], 1, q.shape[2], -1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    bias = bias.expand(q.shape[0], 1, q.shape[1], -1)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return layer.out(mixed.transpose(1, 2).flatten(2))
 
 
 @dataclass(frozen=True)
@@ -62,7 +88,7 @@ class Kind:
     """A kind of attention: what it normalizes, and how it combines."""
 
     normalized: tuple[str, ...]  # of "q", "k", "v"
-    product: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    product: "Callable[[Attention, Tensor, Tensor, Tensor, Tensor], Tensor]"
 
 
 AttentionKind = Literal["galerkin", "fourier", "softmax"]
@@ -83,8 +109,8 @@ class Normalize(nn.Module):
         self.affine = nn.LayerNorm(width, eps=EPSILON) if norm == "layernorm" else None
 
     def forward(
-        self, x: Float[Tensor, "batch heads points width"], weights: Float[Tensor, "batch points"]
-    ) -> Float[Tensor, "batch heads points width"]:
+        self, x: Float[Tensor, "batch points heads width"], weights: Float[Tensor, "batch points"]
+    ) -> Float[Tensor, "batch points heads width"]:
         """Normalize over points (weighted, biased variance) or over channels; statistics in float32 or better."""
         if self.norm == "none":
             return x
@@ -93,9 +119,9 @@ class Normalize(nn.Module):
         if self.norm == "channels":
             return F.layer_norm(x, (self.width,), eps=EPSILON)
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        w = weights[:, None, :, None].to(exact.dtype)
-        mean = over_points((w * exact).sum(-2, keepdim=True))
-        variance = over_points((w * (exact - mean).square()).sum(-2, keepdim=True))
+        w = weights[:, :, None, None].to(exact.dtype)
+        mean = over_points((w * exact).sum(1, keepdim=True))
+        variance = over_points((w * (exact - mean).square()).sum(1, keepdim=True))
         if self.norm == "points-detached":
             mean, variance = mean.detach(), variance.detach()
         return ((exact - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype)
@@ -140,22 +166,31 @@ class Attention(nn.Module):
         itself = source is None
         if source is None or source_coords is None or source_weights is None:
             source, source_coords, source_weights = x, coords, weights
-        tensors = {
-            "q": self._project(self.q, x),
-            "k": self._project(self.k, source),
-            "v": self._project(self.v, source),
-        }
-        for name, normalize in self.normalize.items():
-            tensors[name] = normalize(tensors[name], weights if name == "q" else source_weights)
+        q, k = self.project("q", x, weights), self.project("k", source, source_weights)
         if self.rotary is not None:
             tables = self.rotary.tables(coords)
-            tensors["q"] = self.rotary(tensors["q"], tables)
-            tensors["k"] = self.rotary(tensors["k"], tables if itself else self.rotary.tables(source_coords))
-        mixed = KINDS[self.kind].product(tensors["q"], tensors["k"], tensors["v"], source_weights)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+            q = self.rotary(q, tables)
+            k = self.rotary(k, tables if itself else self.rotary.tables(source_coords))
+        return KINDS[self.kind].product(self, q, k, source, source_weights)
 
-    def _project(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        return once_per_grid(layer, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def project(
+        self,
+        name: Literal["q", "k", "v"],
+        x: Float[Tensor, "batch points width"],
+        weights: Float[Tensor, "batch points"],
+    ) -> Float[Tensor, "batch points heads width"]:
+        """Queries, keys or values of the points, normalized where the kind asks for it."""
+        projection: nn.Linear = getattr(self, name)
+
+        def heads(points: Tensor) -> Tensor:
+            return projection(points).unflatten(-1, (self.heads, -1))
+
+        if name not in self.normalize:
+            return once_per_grid(heads, x)
+        normalize = self.normalize[name]
+        if expanded(x) and expanded(weights):
+            return once_per_grid(lambda points: normalize(heads(points), weights[:1]), x)
+        return normalize(once_per_grid(heads, x), weights)
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:

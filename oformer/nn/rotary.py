@@ -33,6 +33,21 @@ def once_per_grid(function, tensor: Float[Tensor, "batch ..."]) -> Float[Tensor,
     return result.expand(tensor.shape[0], *result.shape[1:])
 
 
+def _turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of coordinates times frequencies (dim, pairs)."""
+    angles = (coords.unsqueeze(-1) * frequencies).flatten(-2)
+    return angles.cos(), angles.sin()
+
+
+turns = torch.library.custom_op("oformer::turns", _turns, mutates_args=())
+
+
+@turns.register_fake
+def _(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*coords.shape[:-1], frequencies.numel())
+    return coords.new_empty(shape), coords.new_empty(shape)
+
+
 class Rotary(nn.Module):
     """Turns channel pairs by angles that grow with the coordinates."""
 
@@ -98,15 +113,25 @@ class Rotary(nn.Module):
             exact = coords.to(torch.promote_types(coords.dtype, torch.float32))
             double = exact.dtype == torch.float64
             frequencies = self._exact.to(exact.device) if double else self.frequencies.float()
-            angles = once_per_grid(lambda x: (x.unsqueeze(-1) * frequencies).flatten(-2), exact)
-            return once_per_grid(torch.cos, angles), once_per_grid(torch.sin, angles)
+            # torch.compile would compute an angle again wherever it is needed, for each sample and head.
+            turn = turns if torch.compiler.is_dynamo_compiling() else _turns
+            if not expanded(exact):
+                return turn(exact, frequencies)
+            cos, sin = turn(exact[:1], frequencies)
+            return tuple(table.expand(exact.shape[0], -1, -1) for table in (cos, sin))  # pyright: ignore
 
     def forward(
-        self, x: Float[Tensor, "batch heads points width"], tables: Tables
-    ) -> Float[Tensor, "batch heads points width"]:
+        self, x: Float[Tensor, "batch points heads width"], tables: Tables
+    ) -> Float[Tensor, "batch points heads width"]:
         """Rotate; channel l of an axis is paired with channel l + half, as in the released code."""
+        if expanded(x) and expanded(tables[0]):
+            cos, sin = (table[:1] for table in tables)
+            return once_per_grid(lambda one: self._turned(one, cos, sin), x)
+        return self._turned(x, *tables)
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         dim, pairs = self.frequencies.shape
-        cos, sin = (table.unflatten(-1, (dim, pairs)).unsqueeze(1) for table in tables)
+        cos, sin = (table.unflatten(-1, (dim, pairs)).unsqueeze(2) for table in (cos, sin))
         first, second = x.unflatten(-1, (dim, 2, pairs)).unbind(-2)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -2)
         return turned.flatten(-3).to(x.dtype)

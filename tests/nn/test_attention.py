@@ -57,6 +57,11 @@ def explicit_norm(x: Tensor, weights: Tensor, norm: str, affine: nn.Module | Non
     return x * affine.weight + affine.bias if norm == "layernorm" else x
 
 
+def with_heads_first(layer: Normalize, x: Tensor, weights: Tensor) -> Tensor:
+    """Of vectors (batch, heads, points, width)."""
+    return layer(x.transpose(1, 2), weights).transpose(1, 2)
+
+
 def explicit_rotation(x: Tensor, coords: Tensor) -> Tensor:
     """Channels l and l + half of each axis are one complex number, turned by its own angle."""
     blocks = []
@@ -209,18 +214,18 @@ def test_norms_equal_their_formulas(norm):
             for sample, w in zip(x, weights, strict=True)
         ]
     )
-    close(layer(x, weights), expected)
+    close(with_heads_first(layer, x, weights), expected)
     assert len(list(layer.parameters())) == (2 if norm == "layernorm" else 0)
 
 
 def test_channel_norm_is_a_layer_norm_without_parameters():
     x, weights = torch.randn(2, 3, 6, WIDTH), points(6)[2]
-    close(Normalize(WIDTH, "channels")(x, weights), nn.LayerNorm(WIDTH, elementwise_affine=False)(x))
+    close(with_heads_first(Normalize(WIDTH, "channels"), x, weights), nn.LayerNorm(WIDTH, elementwise_affine=False)(x))
 
 
 def test_point_norm_has_mean_zero_and_spread_one_under_its_weights():
     x, weights = 5 * torch.randn(2, 3, 6, WIDTH) + 3, points(6)[2]
-    result = Normalize(WIDTH, "points")(x, weights)
+    result = with_heads_first(Normalize(WIDTH, "points"), x, weights)
     close(torch.einsum("bhnc,bn->bhc", result, weights), torch.zeros(2, 3, WIDTH))
     spread = torch.einsum("bhnc,bn->bhc", result**2, weights)
     torch.testing.assert_close(spread, torch.ones(2, 3, WIDTH), rtol=0, atol=1e-4)
@@ -229,7 +234,10 @@ def test_point_norm_has_mean_zero_and_spread_one_under_its_weights():
 def test_detached_statistics_give_the_same_values_and_pass_no_gradient():
     x, weights = torch.randn(2, 3, 6, WIDTH, requires_grad=True), points(6)[2]
     direction = torch.randn(2, 3, 6, WIDTH)
-    attached, detached = Normalize(WIDTH, "points")(x, weights), Normalize(WIDTH, "points-detached")(x, weights)
+    attached, detached = (
+        with_heads_first(Normalize(WIDTH, "points"), x, weights),
+        with_heads_first(Normalize(WIDTH, "points-detached"), x, weights),
+    )
     close(detached, attached)
     (through,) = torch.autograd.grad((attached * direction).sum(), x)
     (around,) = torch.autograd.grad((detached * direction).sum(), x)
@@ -251,9 +259,9 @@ def test_detached_statistics_give_the_same_values_and_pass_no_gradient():
 def test_statistics_of_half_precision_are_taken_in_float32(norm):
     x = (100 + torch.randn(2, 1, 500, WIDTH)).bfloat16()
     weights = torch.full((2, 500), 1 / 500)
-    result = Normalize(WIDTH, norm)(x, weights.float())
+    result = with_heads_first(Normalize(WIDTH, norm), x, weights.float())
     assert result.dtype == torch.bfloat16
-    exact = Normalize(WIDTH, norm)(x.double(), weights)
+    exact = with_heads_first(Normalize(WIDTH, norm), x.double(), weights)
     # The answer's own rounding, 2^-9, and no more.
     torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=2e-3)
 

@@ -1,6 +1,8 @@
 """Rotary encoding turns pairs of channels by angles that grow with the coordinates, and only differences remain."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -24,7 +26,8 @@ def vectors(dim: int, points: int, batch: int = 2, heads: int = 2) -> tuple[Tens
 
 
 def turn(layer: Rotary, x: Tensor, coords: Tensor) -> Tensor:
-    return layer(x, layer.tables(coords))
+    """Of vectors (batch, heads, points, width)."""
+    return layer(x.transpose(1, 2), layer.tables(coords)).transpose(1, 2)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -220,3 +223,31 @@ def test_tables_of_a_shared_grid_are_computed_once():
     for one, other in zip(shared, copied, strict=True):
         assert expanded(one)
         close(one, other)
+
+
+COMPILED = """
+import torch
+from oformer.nn.rotary import Rotary
+
+layer, graphs = Rotary(2, 16, multiplier=3.0), []
+
+def look(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+
+def turned(x, coords):
+    return layer(x, layer.tables(coords))
+
+x, coords = torch.randn(3, 7, 2, 16), torch.rand(1, 7, 2).expand(3, -1, -1)
+torch.testing.assert_close(torch.compile(turned, backend=look, dynamic=False)(x, coords), turned(x, coords))
+print(*(node.target for graph in graphs for node in graph.graph.nodes))
+"""
+
+
+def test_a_compiled_layer_computes_each_table_once():
+    """Or each sample and head would compute the same cosines again. Without the shape checks, which cannot compile."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("oformer.turns") == 1
+    assert "cos" not in done.stdout
+    assert "sin" not in done.stdout

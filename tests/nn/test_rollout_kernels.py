@@ -1,0 +1,219 @@
+"""The fused rollout equals the plain one, values and gradients. The kernels need a Hopper GPU; how weights are laid out
+for them, and in which order they are asked for, is tested anywhere."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oformer.fields import Field, Spec
+from oformer.models.oformer import Decoder, Encoder, OFormerConfig, Propagator, Query
+
+kernels = pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+
+Case = tuple[Tensor, kernels.Chain, kernels.Chain, Tensor, int]
+
+
+def case(
+    rows: int, width: int, layers: int, read: tuple[int, int], shared: int, activation: str, channels: int
+) -> Case:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).cuda()
+
+    steps = tuple(normal(width, width) / width**0.5 for _ in range(layers))
+    inner, outer = read
+    reads = (
+        normal(inner, width) / width**0.5,
+        normal(outer, inner) / inner**0.5,
+        normal(channels, outer) / outer**0.5,
+    )
+    beside = rows if shared == rows else 1
+    step = kernels.Chain(steps, 0.3 * normal(shared, width), "gelu")
+    return normal(rows, width), step, kernels.Chain(reads, 0.3 * normal(beside, inner), activation), normal(channels), 4
+
+
+def leaves(c: Case) -> list[Tensor]:
+    return [c[0], *c[1].weights, c[1].drive, *c[2].weights, c[2].drive, c[3]]
+
+
+def fresh(c: Case) -> Case:
+    def leaf(x: Tensor) -> Tensor:
+        return x.detach().clone().requires_grad_()
+
+    chains = [kernels.Chain(tuple(map(leaf, x.weights)), leaf(x.drive), x.activation) for x in c[1:3]]
+    return leaf(c[0]), *chains, leaf(c[3]), c[4]  # pyright: ignore
+
+
+def plain(z: Tensor, step, read, bias: Tensor, times: int) -> Tensor:
+    activations = {"gelu": F.gelu, "relu": F.relu}
+
+    def network(chain, h: Tensor) -> Tensor:
+        h = h @ chain.weights[0].T + chain.drive.repeat(len(h) // len(chain.drive), 1)
+        for weight in chain.weights[1:]:
+            h = activations[chain.activation](h) @ weight.T
+        return h
+
+    values = []
+    for _ in range(times):
+        z = z + network(step, F.layer_norm(z, z.shape[1:]))
+        values.append(network(read, F.layer_norm(z, z.shape[1:])) + bias)
+    return torch.stack(values)
+
+
+def error(x: Tensor, y: Tensor) -> float:
+    return ((x.double() - y.double()).norm() / y.double().norm()).item()
+
+
+@hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("sizes", "chunk"),
+    [
+        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 256),
+        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 8),
+        ((2 * 1000, 256, 4, (256, 128), 2000, "relu", 4), 256),
+    ],
+    ids=["navier-stokes", "in parts", "airfoil, padded"],
+)
+def test_values_and_gradients(sizes, chunk, monkeypatch):
+    """As near to float32 as bfloat16 autocast of the plain code comes, or nearer."""
+    monkeypatch.setattr(kernels, "_CHUNK", chunk)
+    exact, rounded, fused = (fresh(case(*sizes)) for _ in range(3))
+    expected = plain(*exact)
+    with torch.autocast("cuda", torch.bfloat16):
+        usual = plain(*rounded).float()
+    got = kernels.march(*fused, 1e-5)
+    direction = torch.randn_like(expected)
+    for values in (expected, usual, got):
+        (values * direction).sum().backward()
+    assert error(got, expected) < 1.2 * error(usual, expected)
+    for mine, theirs, truth in zip(*map(leaves, (fused, rounded, exact)), strict=True):
+        assert error(mine.grad, truth.grad) < max(1.2 * error(theirs.grad, truth.grad), 1e-5)
+
+
+@hopper
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_model_gives_the_same_values_and_gradients(shared, monkeypatch):
+    """With everything around the kernels: norms that are folded away, contexts, and samples that share a grid."""
+    spec = Spec(dim=2, in_times=2, in_channels=1, query_channels=0, out_times=3, out_channels=1)
+    config = OFormerConfig(
+        encoder=Encoder(width=32, depth=1),
+        query=Query(width=64, fourier_features=16, hidden=(64,), heads=2),
+        propagator=Propagator(depth=1, width=256, layers=3, layernorm=True, context=("coords",)),
+        decoder=Decoder(hidden=(192, 192), layernorm=True),
+    )
+    torch.manual_seed(0)
+    model = config.build(spec).cuda()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    grid = torch.rand(1 if shared else 3, 100, 2).cuda().expand(3, -1, -1)
+    field = Field.of(grid, torch.randn(3, 2, 100, 1).cuda())
+    found = {}
+    for name, autocast, recompute in (("exact", False, False), ("plain", True, False), ("fused", True, True)):
+        model.recompute = recompute
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            values = model(field, Field.of(grid)).float()
+        values.square().mean().backward()
+        found[name] = values, [p.grad.clone() for p in model.parameters()]
+    assert error(found["fused"][0], found["exact"][0]) < 2 * error(found["plain"][0], found["exact"][0])
+    for mine, theirs, truth in zip(*(found[name][1] for name in ("fused", "plain", "exact")), strict=True):
+        assert error(mine, truth) < 2 * error(theirs, truth) + 1e-4
+
+
+def tile(tape: Tensor, shape, number: int) -> Tensor:
+    """A tile of the arena by its number, as a copy finds it."""
+    side, row, column = kernels.SIDE, number // shape.pieces, number % shape.pieces
+    return tape[row * side : (row + 1) * side, column * side : (column + 1) * side]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 192, 192, 1), (2, 4, 256, 128, 4)])
+def test_schedules_find_the_matrices_in_the_order_in_which_kernels_multiply(sizes):
+    """Each product, done tile by tile in the order of the schedule, is the product with the whole matrix."""
+    shape = kernels._Shape(*sizes)
+    side, p, width = kernels.SIDE, shape.pieces, shape.pieces * kernels.SIDE
+    weights = [torch.randn(width, width) for _ in range(shape.steps)]
+    weights += [torch.randn(shape.inner, width), torch.randn(shape.outer, shape.inner), torch.randn(2, shape.outer)]
+    tape = kernels._tape(shape, weights)
+    device = torch.device("cpu")
+
+    def product(x: Tensor, out: int, numbers: list[int], rows_first: bool) -> Tensor:
+        into, columns = -(-x.shape[1] // side), -(-out // side)
+        x = F.pad(x, (0, -x.shape[1] % side))
+        result = torch.zeros(len(x), columns * side)
+        places = [(j, k) for j in range(columns) for k in range(into)]
+        places = places if rows_first else [(j, k) for k in range(into) for j in range(columns)]
+        for (j, k), number in zip(places, numbers, strict=True):
+            part = x[:, k * side : (k + 1) * side] @ tile(tape, shape, number).T
+            result[:, j * side : (j + 1) * side] += part
+        return result[:, :out]
+
+    def follow(schedule: Tensor, steps: list) -> None:
+        numbers = schedule[:, 0].tolist()
+        for x, matrix, rows_first in steps:
+            if matrix is None:  # tiles that are no weights
+                del numbers[:x]
+                continue
+            count = -(-matrix.shape[0] // side) * -(-matrix.shape[1] // side)
+            taken, numbers = numbers[:count], numbers[count:]
+            torch.testing.assert_close(product(x, len(matrix), taken, rows_first), x @ matrix.T, rtol=1e-4, atol=1e-3)
+        assert not numbers
+
+    h, inner, outer = torch.randn(5, width), torch.randn(5, shape.inner), torch.randn(5, shape.outer)
+    step, first, second = weights[: shape.steps], weights[-3], weights[-2]
+    reads = [(h, first, False), (inner, second, False)]
+    drive, latents = len(tape) // side, len(tape) // side + 1
+    follow(
+        kernels._forward_schedule(shape, drive, latents, device),
+        [(p, None, None), *((h, w, True) for w in step[:-1]), (p, None, None), (h, step[-1], True), *reads],
+    )
+    follow(kernels._read_schedule(shape, device), [*reads, (outer, second.T, False), (inner, first.T, True)])
+    back = [part for w in reversed(step[1:]) for part in ((h, w.T, True), (p, None, None))]
+    for add in (True, False):
+        places = tuple(range(100, 107))
+        follow(
+            kernels._step_schedule(shape, places, add, device),
+            [
+                (p, None, None),
+                *((h, w, True) for w in step[:-1]),
+                *back,
+                (p * add, None, None),
+                (h, step[0].T, True),
+                (3 * p, None, None),
+            ],
+        )
+
+
+@hopper
+@pytest.mark.gpu
+def test_drives_that_samples_share_get_the_sum_of_their_gradients():
+    gradient = torch.randint(-9, 9, (12, 8)).bfloat16().cuda()
+    for period in (1, 4, 6, 12):
+        found = torch.zeros(period, 8, device="cuda")
+        for first in (0, 6) if period in (6, 12) else (0,):
+            rows = slice(first, first + 6) if period in (6, 12) else slice(0, 12)
+            kernels._add_drive(found, gradient[rows], rows)
+        torch.testing.assert_close(found, gradient.float().unflatten(0, (-1, period)).sum(0))
+
+
+def test_parts_hold_whole_periods_of_a_drive_or_divide_one():
+    for tiles, period in ((512, 32), (512, 512), (512, 300), (7, 7), (9, 3), (5, 1)):
+        part = kernels._chunk(tiles, period)
+        assert 1 <= part <= min(tiles, kernels._CHUNK)
+        assert part % period == 0 or period % part == 0
+
+
+@pytest.mark.gpu
+@hopper
+def test_widths_without_kernels_are_told():
+    device = torch.device("cuda")
+    square, read = [(384, 384)] * 3, [(192, 384), (192, 192), (1, 192)]
+    assert kernels.supported(device, square, read)
+    assert not kernels.supported(device, [(96, 96)] * 3, read)
+    assert not kernels.supported(device, square, read[:2])
+    assert not kernels.supported(torch.device("cpu"), square, read)
