@@ -66,7 +66,7 @@ def test_an_operator_answers_as_on_the_cpu(tiny_data, autocast, tolerance):
 
 
 def test_training_runs_stops_and_goes_on_there(tmp_path):
-    recipe = tiny_recipe(steps=30, precision="tf32")
+    recipe = tiny_recipe(steps=30, precision="tf32", compile=False)  # shape checks cannot be compiled
     data = open_data(recipe, tmp_path / "data", device="cuda")
     splits = data.split("train"), data.split("test")
     first = train(recipe, tmp_path / "run", splits, device="cuda", max_minutes=0.0, quiet=True, tensorboard=False)

@@ -7,7 +7,7 @@ one epoch and the others from the next.
 Where samples differ in size, a batch holds samples of like size, since it is padded to its largest: in an
 epoch, windows of fifty batches are sorted by size, cut into batches, and the batches shuffled. The batch that
 straddles two epochs is left out of that: its samples are the last and the first of two permutations, whatever
-their size.
+their size. Sizes may be rounded up, so that few shapes of batch occur and each may be compiled.
 """
 
 import math
@@ -24,11 +24,15 @@ from torch import Tensor
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, collate
+from oformer.nn.rotary import once_per_grid
 from oformer.seeds import numpy_generator
 
 WINDOW = 50  # batches sorted by size together: enough to find like ones, few enough to stay random
 CPU_BUDGET = 2 * 2**30
 GPU_SHARE = 0.4  # of the free memory
+SIZES = 4  # so many sizes of batch at most where `few_sizes` says what to round to
+UNIT = 32  # points that a GPU computes together
+Points = tuple[int, int]  # of the input and of the queries
 _DRAWS = 0x10AD  # keeps these draws apart from those of problems, which are seeded by (seed, index)
 
 
@@ -48,6 +52,7 @@ class Loader:
         resident: Literal["auto"] | bool = "auto",
         budget: int | None = None,
         prefetch: int = 2,
+        round_to: int = 1,
     ):
         """Prepare the batches; a dataset that fits is stacked on the device at once.
 
@@ -59,9 +64,10 @@ class Loader:
             rank: which slice of each batch is ours.
             world: how many slices there are; it must divide the batch.
             shuffle: a new order in each epoch; otherwise that of the dataset.
-            resident: whether to keep all samples on the device; `auto`: if of equal shape and they fit.
+            resident: whether to keep all samples on the device, padded to the largest; `auto`: if they fit.
             budget: bytes that resident samples may take: by default 2 GiB, on a GPU 40 % of what is free.
             prefetch: batches that a thread prepares ahead when samples are not resident.
+            round_to: where samples differ in size, pad batches to a multiple of so many points and queries.
         """
         if batch < 1 or world < 1 or batch % world:
             raise InputError(
@@ -73,19 +79,22 @@ class Loader:
             raise InputError(f"a rank from 0 to {world - 1}", str(rank))
         if seed < 0:
             raise InputError("a `seed` of zero or more", str(seed))
+        if round_to < 1:
+            raise InputError("a `round_to` of at least 1", str(round_to))
         self.dataset, self.batch, self.device = dataset, batch, torch.device(device)
         self._seed, self._rank, self._world, self._shuffle = seed, rank, world, shuffle
         self._prefetch = max(1, prefetch)
         self._orders: dict[int, np.ndarray] = {}
         self._active: set[_Ahead] = set()
         sizes = dataset.sizes()
-        self._sizes = None if (sizes == sizes[0]).all() else sizes.sum(1)
+        even = (sizes == sizes[0]).all(0)
+        self._sizes = None if even.all() else sizes.sum(1)
+        # Of each sample alone; a batch has the largest of its own. Queries on a whole grid stay a whole grid.
+        self._points = np.where(even, sizes, _rounded_up(sizes, round_to))
         self._stack: _Stack | None = None
-        if resident is True and self._sizes is not None:
-            raise InputError("samples of equal shape to keep them stacked", "a ragged dataset", "Use resident='auto'")
-        if resident is not False and self._sizes is None:
+        if resident is not False:
             limit = math.inf if resident is True else _budget(self.device) if budget is None else budget
-            self._stack = _Stack.of(dataset, self.device, limit)
+            self._stack = _Stack.of(dataset, self.device, limit, _largest(self._points))
 
     @property
     def resident(self) -> bool:
@@ -120,15 +129,19 @@ class Loader:
 
         return self._batches(pieces())
 
-    def epoch(self) -> Iterator[Batch]:
+    def epoch(self, filled: bool = False) -> Iterator[Batch]:
         """One pass in the order of the dataset, for evaluation: each sample once, the last batch maybe short.
 
         Of several ranks each takes its slice of each batch, and of a short last one perhaps nothing.
+
+        Args:
+            filled: repeat samples at the end of a short batch, so that all are of one size.
         """
-        return self._batches(piece for piece in self._epoch_slices() if len(piece))
+        size = self.batch // self._world if filled else 0
+        return self._batches(np.resize(piece, max(size, len(piece))) for piece in self._epoch_slices() if len(piece))
 
     def epoch_indices(self) -> Int[np.ndarray, "samples"]:
-        """Which samples `epoch` gives this rank, in its order."""
+        """Which samples `epoch` gives this rank, in its order and without the repeated ones."""
         return np.concatenate(list(self._epoch_slices()))
 
     def close(self) -> None:
@@ -175,9 +188,10 @@ class Loader:
         return np.concatenate([order[:head], batches, order[head + whole :]])
 
     def _make(self, indices: np.ndarray) -> Batch:
+        points = _largest(self._points[indices])
         if self._stack is not None:
-            return self._stack.gather(indices)
-        return _moved(collate([self.dataset[int(i)] for i in indices]), self.device)
+            return self._stack.gather(indices, points)
+        return _moved(padded(collate([self.dataset[int(i)] for i in indices]), points), self.device)
 
     def _batches(self, pieces: Iterator[np.ndarray]) -> Iterator[Batch]:
         if self._stack is not None:
@@ -229,27 +243,28 @@ class _Ahead:
 
 
 class _Stack:
-    """All samples of a dataset on a device, stacked; what they share is there once."""
+    """All samples of a dataset on a device, stacked and padded to one size; what they share is there once."""
 
     def __init__(self, columns: dict[str, Tensor], shared: dict[str, Tensor], cells: list[Tensor] | None):
         self._columns, self._shared, self._cells = columns, shared, cells
 
     @classmethod
-    def of(cls, dataset: PointDataset, device: torch.device, limit: float) -> "_Stack | None":
-        """Stack samples of equal shapes, or None if they take more bytes than the limit."""
+    def of(cls, dataset: PointDataset, device: torch.device, limit: float, points: Points) -> "_Stack | None":
+        """Stack samples, or None if they take more bytes than the limit."""
         count = len(dataset)
         first = _columns(dataset[0])
+        full = {name: _filled(name, tensor, points) for name, tensor in first.items()}
         shared = set(first)
         for probe in {count // 2, count - 1} - {0}:
             shared -= _unequal(first, _columns(dataset[probe]), shared)
         while True:  # once, unless an array that three samples share differs in a fourth
-            own = {name: t for name, t in first.items() if name not in shared or count == 1}
+            own = {name: t for name, t in full.items() if name not in shared or count == 1}
             if sum(count * t.nbytes for t in own.values()) > limit:
                 return None
-            stacks = {name: t.new_empty((count, *t.shape), device=device) for name, t in own.items()}
+            stacks = {name: t.new_zeros((count, *t.shape), device=device) for name, t in own.items()}
             different, cells = cls._fill(dataset, stacks, first, shared - own.keys())
             if not different:
-                common = {name: first[name].to(device) for name in shared - own.keys()}
+                common = {name: full[name].to(device) for name in shared - own.keys()}
                 return cls(stacks, common, cells if len(cells) == count else None)
             shared -= different
 
@@ -261,37 +276,86 @@ class _Stack:
         count, chunk, cells = len(dataset), 64, []
         for start in range(0, count, chunk):
             samples = [dataset[i] for i in range(start, min(start + chunk, count))]
-            rows = [_columns(sample) for sample in samples]
-            for row in rows:
-                if different := _unequal(first, row, shared):
+            for sample in samples:
+                if different := _unequal(first, _columns(sample), shared):
                     return different, []
+            together = _columns(collate(samples))
             for name, stack in stacks.items():
-                stack[start : start + len(rows)] = torch.stack([row[name] for row in rows])
+                part = stack[start : start + len(samples)]
+                part[tuple(slice(n) for n in together[name].shape)] = together[name].to(stack.device)
             cells += [sample.cells[0] for sample in samples if sample.cells]
         return set(), cells
 
-    def gather(self, indices: np.ndarray) -> Batch:
-        """The batch of some samples."""
+    def gather(self, indices: np.ndarray, points: Points) -> Batch:
+        """The batch of some samples, with so many points."""
         size = len(indices)
         columns = {name: t.expand(size, *t.shape) for name, t in self._shared.items()}
         if self._columns:
             device = next(iter(self._columns.values())).device
             rows = torch.from_numpy(indices)
             rows = rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
-            columns |= {name: t.index_select(0, rows) for name, t in self._columns.items()}
-        return Batch(
-            input=Field(columns["input.coords"], columns["input.values"], columns["input.weights"]),
-            query=Field(columns["query.coords"], columns["query.values"], columns["query.weights"]),
-            target=columns["target"],
-            parameters={n.removeprefix("parameters."): t for n, t in columns.items() if n.startswith("parameters.")},
-            cells=tuple(self._cells[int(i)] for i in indices) if self._cells else None,
-        )
+            columns |= {name: _cut(name, t, points).index_select(0, rows) for name, t in self._columns.items()}
+        return _batch_of(columns, tuple(self._cells[int(i)] for i in indices) if self._cells else None)
+
+
+def few_sizes(dataset: PointDataset) -> int:
+    """What to round the sizes of samples up to, so that batches come in about `SIZES` of them."""
+    sizes = dataset.sizes()
+    spread = int((sizes.max(0) - sizes.min(0)).max())
+    return max(UNIT, _rounded_up(-(-spread // SIZES), UNIT))
+
+
+def padded(batch: Batch, points: Points) -> Batch:
+    """The batch with so many input points and queries, at least those it has; the new ones weigh nothing."""
+    columns = _columns(batch)
+    longer = {name: once_per_grid(lambda t, n=name: _filled(n, t, points), t) for name, t in columns.items()}
+    return _batch_of(longer, batch.cells)
 
 
 def _columns(sample: Sample) -> dict[str, Tensor]:
     fields = {"input": sample.input, "query": sample.query}
     parts = {f"{role}.{name}": t for role, field in fields.items() for name, t in vars(field).items()}
     return {**parts, "target": sample.target, **{f"parameters.{n}": t for n, t in sample.parameters.items()}}
+
+
+def _batch_of(columns: dict[str, Tensor], cells: tuple[Tensor, ...] | None) -> Batch:
+    return Batch(
+        input=Field(columns["input.coords"], columns["input.values"], columns["input.weights"]),
+        query=Field(columns["query.coords"], columns["query.values"], columns["query.weights"]),
+        target=columns["target"],
+        parameters={n.removeprefix("parameters."): t for n, t in columns.items() if n.startswith("parameters.")},
+        cells=cells,
+    )
+
+
+def _place(name: str) -> tuple[int, int] | None:
+    """Which of the two counts of points a column has, and along which axis; None where it has none."""
+    if name.startswith("parameters."):
+        return None
+    return int(not name.startswith("input.")), -1 if name.endswith(".weights") else -2
+
+
+def _filled(name: str, tensor: Tensor, points: Points) -> Tensor:
+    """A column with zeros after its points, up to so many."""
+    if (place := _place(name)) is None or tensor.shape[place[1]] == points[place[0]]:
+        return tensor
+    missing = list(tensor.shape)
+    missing[place[1]] = points[place[0]] - tensor.shape[place[1]]
+    return torch.cat([tensor, tensor.new_zeros(missing)], place[1])
+
+
+def _cut(name: str, tensor: Tensor, points: Points) -> Tensor:
+    """A column with so many of its points."""
+    return tensor if (place := _place(name)) is None else tensor.narrow(place[1], 0, points[place[0]])
+
+
+def _largest(sizes: np.ndarray) -> Points:
+    points, queries = sizes.max(0).tolist()
+    return points, queries
+
+
+def _rounded_up(number, multiple: int):
+    return -(-number // multiple) * multiple
 
 
 def _unequal(a: dict[str, Tensor], b: dict[str, Tensor], names: set[str]) -> set[str]:

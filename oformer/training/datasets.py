@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 
 from oformer.config import to_json
-from oformer.data.dataset import PointDataset
+from oformer.data.dataset import PointDataset, View
 from oformer.data.generate import estimate, generate
+from oformer.data.importers import is_importable_folder, load_file
+from oformer.data.manifest import SIDECAR
 from oformer.data.store import Store
 from oformer.errors import InputError
 from oformer.problems.base import Problem
@@ -39,38 +41,42 @@ def open_data(
     Args:
         recipe: whose data.
         root: the folder of generated datasets.
-        own: a dataset to use instead of the recipe's own.
+        own: a dataset to use instead of the recipe's own, or a file that can be imported.
         device: where to generate.
         say: told what generation will cost before it begins.
     """
     if own is not None:
-        store = Store.open(own)
-    elif recipe.problem is None:
+        return open_own(own, recipe.data.view)
+    if recipe.problem is None:
         raise InputError(
             f"a dataset for `{recipe.name}`",
             "none, and this version has no generator for it",
             "Give one of your own with --data FOLDER",
         )
-    else:
-        data = recipe.data
-        count, problem = data.train + data.test, recipe.problem.split_after(data.train)
-        folder = dataset_folder(problem, count, data.seed, root)
-        if not (folder / "dataset.json").exists():
-            size = estimate(problem, count, data.storage) / 1e6
-            say(f"Making {count:,} samples of {problem.card.title} in {folder} ({size:,.0f} MB).")
-        made = generate(
-            problem,
-            count,
-            seed=data.seed,
-            folder=folder,
-            n_train=data.train,
-            n_test=data.test,
-            device=device,
-            storage=data.storage,
-            workers=None,
-        )
-        store = made if made is not None else Store.open(folder)
-    return PointDataset(store, recipe.data.view)
+    data = recipe.data
+    count, problem = data.train + data.test, recipe.problem.split_after(data.train)
+    folder = dataset_folder(problem, count, data.seed, root)
+    if not (folder / "dataset.json").exists():
+        size = estimate(problem, count, data.storage) / 1e6
+        say(f"Making {count:,} samples of {problem.card.title} in {folder} ({size:,.0f} MB).")
+    made = generate(
+        problem,
+        count,
+        seed=data.seed,
+        folder=folder,
+        n_train=data.train,
+        n_test=data.test,
+        device=device,
+        storage=data.storage,
+        workers=None,
+    )
+    return PointDataset(made if made is not None else Store.open(folder), recipe.data.view)
+
+
+def open_own(path: Path, view: View | None = None) -> PointDataset:
+    """A dataset of one's own: a folder of ours, or a file or folder that can be imported, which is read into memory."""
+    foreign = path.is_file() or (path.is_dir() and not (path / SIDECAR).exists() and is_importable_folder(path))
+    return load_file(path).with_view(view or View()) if foreign else PointDataset.open(path, view)
 
 
 def train_and_test(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, PointDataset]:

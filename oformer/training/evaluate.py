@@ -66,7 +66,6 @@ class Scores:
         return cls(**{**content, "momentum": Momentum(**momentum) if momentum else None})
 
 
-@torch.no_grad()
 def errors(
     operator: Operator,
     dataset: PointDataset,
@@ -87,6 +86,22 @@ def errors(
         region: where to measure the momentum, if anywhere.
         ranks: who share the work; each returns the errors of all samples.
     """
+    rank, world = ranks.share
+    device = next(operator.parameters()).device
+    with Loader(dataset, batch, seed=0, device=device, rank=rank, world=world, shuffle=False) as loader:
+        return errors_of(operator, loader, problem, average, region, ranks)
+
+
+@torch.no_grad()
+def errors_of(
+    operator: Operator,
+    loader: Loader,
+    problem: Problem | None = None,
+    average: int = 1,
+    region: Region | None = None,
+    ranks: Ranks = ALONE,
+) -> Errors:
+    """The same with a loader that is kept from one evaluation to the next; it gives each rank its share."""
     if average != 1 and problem is None:
         raise InputError("a problem whose symmetries are known for an average over them", "data alone")
 
@@ -96,31 +111,26 @@ def errors(
             prediction = operator(ours.input, ours.query, part.target.shape[1])
         return ranks.all_points(prediction, part.query.points)
 
-    device = next(operator.parameters()).device
-    was_training = operator.training
+    dataset, was_training = loader.dataset, operator.training
     operator.eval()
-    rank, world = ranks.share
     rows = []
     try:
-        with Loader(dataset, batch, seed=0, device=device, rank=rank, world=world, shuffle=False) as loader:
-            for part in loader.epoch():
-                if problem is None or average == 1:
-                    prediction = predict(part)
-                else:
-                    prediction = problem.averaged(predict, part, average)
-                fields = (prediction - part.target, part.target)
-                found = [squared(values, part.query.weights).flatten(1) for values in fields]
-                if region is not None:
-                    found.append(_momentum(region, prediction, part))
-                rows.append(torch.cat(found, 1))
-            indices = loader.epoch_indices()
+        # A compiled model would be compiled once more for a short last batch.
+        for part in loader.epoch(filled=operator.compiled is not None):
+            prediction = predict(part) if problem is None or average == 1 else problem.averaged(predict, part, average)
+            fields = (prediction - part.target, part.target)
+            found = [squared(values, part.query.weights).flatten(1) for values in fields]
+            if region is not None:
+                found.append(_momentum(region, prediction, part))
+            rows.append(torch.cat(found, 1))
     finally:
         operator.train(was_training)
+    indices, (_, world) = loader.epoch_indices(), ranks.share
     shape = dataset.spec.out_times, dataset.spec.out_channels
     widths = [math.prod(shape), math.prod(shape), 0 if region is None else 3]
     table = torch.zeros(len(dataset), sum(widths), dtype=torch.float64)
     if rows:  # of few samples a rank may have none
-        table[indices] = torch.cat(rows).double().cpu()
+        table[indices] = torch.cat(rows)[: len(indices)].double().cpu()
     if world > 1:  # each row is zero on all ranks but one
         table = ranks.sum(table)
     error, size, momentum = table.split(widths, 1)
@@ -132,7 +142,7 @@ def errors(
         relative=relative((error / unit).sum((1, 2)), (size / unit).sum((1, 2))),
         by_step=relative((error / unit).sum(2), (size / unit).sum(2)),
         squared=error.mean(1),
-        batch=batch,
+        batch=loader.batch,
         momentum=None if region is None else momentum,
         scale=scale.double().cpu() if scale.ndim == 1 else None,
     )

@@ -27,22 +27,23 @@ from torch import Tensor
 from oformer.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_tensors, parameter_count, save_checkpoint
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset
-from oformer.data.loader import Loader
+from oformer.data.loader import Loader, few_sizes, padded
 from oformer.errors import InputError, TrainingDiverged
-from oformer.fields import Batch, Field
+from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
 from oformer.seeds import torch_generator
 from oformer.training.distributed import ALONE, Ranks
-from oformer.training.evaluate import Scores, evaluate
+from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe
+from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
 # What may change when a run is continued, because it does not change the weights that come out.
-_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile", "recompute")
+_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute")
 # Why a rank may want to stop before the end, the strongest reason last.
 _WISHES = ("", "time", "SIGINT", "SIGTERM")
 
@@ -67,8 +68,10 @@ class _State:
     """All that changes while training goes on."""
 
     operator: Operator
+    stepper: Stepper
     descent: Descent
     average: Average | None
+    startup_seconds: float | None = None  # from the call to the end of the first step, until it is written down
     step: int = 0
     minutes: float = 0.0
     best: float | None = None
@@ -110,23 +113,24 @@ def train(
     console = Console(recipe.name, settings.steps, state.step, quiet or not ranks.first)
     if journal is not None:
         journal.write("start", state.step, **_provenance(recipe, state, data[0], device, ranks))
-    rank, world = ranks.share
-    loader = Loader(data[0], settings.batch, seed=settings.seed, device=device, rank=rank, world=world)
-    if settings.compile:
-        state.operator.model.compile()
-    reason = "finished"
+    loader, test = (_loader(recipe, split, state, device, ranks) for split in data)
+    reason, first = "finished", state.step
     mark, before = (time.monotonic(), state.step), state.minutes
     try:
         with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
             for batch in loader.stream(state.step):
                 numbers = _descend(recipe, state, batch, ranks)
+                if state.step == first:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+                    state.startup_seconds = time.monotonic() - started
                 state.step += 1
                 state.minutes = before + (time.monotonic() - started) / 60
                 last = state.step == settings.steps
                 if state.step % settings.log_every == 0 or last:
                     mark = _log(recipe, state, numbers, mark, journal, console, folder, ranks)
                 if state.step % settings.evaluate_every == 0 or last:
-                    _evaluate(recipe, state, data[1], journal, console, ranks)
+                    _evaluate(recipe, state, test, journal, console, ranks)
                 out_of_patience = settings.patience is not None and state.evaluations_since_best >= settings.patience
                 out_of_time = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
                 # A signal or a clock reaches ranks at different steps; what one wants, all do at this step.
@@ -141,6 +145,7 @@ def train(
             journal.write("stop", state.step, reason=reason, minutes=state.minutes)
     finally:
         loader.close()
+        test.close()
         if journal is not None:
             journal.close()
         console.close()
@@ -206,11 +211,13 @@ def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.devic
         torch.manual_seed(recipe.training.seed)
         operator = Operator(recipe.model.build(data.spec), recipe.normalization).fit(data)
         tensors, progress = {}, {}
+    settings = recipe.training
     operator.to(device).train()
-    operator.model.recompute = recipe.training.recompute
+    operator.model.recompute = settings.recompute
     ranks.take_from_first(operator.state_dict().values())  # other processors may round a seeded start otherwise
-    average = Average(operator, recipe.training.ema) if recipe.training.ema else None
-    state = _State(operator, Descent(operator, recipe.training.optimizer), average)
+    stepper = Stepper(operator, settings, device, ranks)
+    descent = Descent(operator, settings.optimizer, stepper.record)
+    state = _State(operator, stepper, descent, Average(operator, settings.ema) if settings.ema else None)
     if found:
         _restore(state, tensors, progress)
     return state
@@ -274,6 +281,13 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
         shutil.rmtree(old)
 
 
+def _loader(recipe: Recipe, data: PointDataset, state: _State, device: torch.device, ranks: Ranks) -> Loader:
+    """The batches of a split; in few sizes where each size costs time."""
+    settings, (rank, world) = recipe.training, ranks.share
+    round_to = few_sizes(data) if state.stepper.prefers_few_shapes else 1
+    return Loader(data, settings.batch, seed=settings.seed, device=device, rank=rank, world=world, round_to=round_to)
+
+
 def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[str, Tensor]:
     """One step down: change the batch as the recipe asks, compare, move. Returns this rank's loss and its parts."""
     settings, spec, step = recipe.training, state.operator.spec, state.step
@@ -282,47 +296,22 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     if settings.augment and recipe.problem is not None:
         batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0, *key))
     if settings.drop is not None:
+        points = batch.input.points
         batch = settings.drop(batch, torch_generator(settings.seed, step, 1, *key), spec.periods)
+        if state.stepper.prefers_few_shapes:  # eight of them instead of as many as there are points
+            eighth = -(-points // 8)
+            batch = padded(batch, (-(-batch.input.points // eighth) * eighth, batch.query.points))
     if ranks.world > 1:  # dropout: another for each rank, and the same whenever the step is done
         torch.manual_seed(torch_generator(settings.seed, step, 2, ranks.rank).initial_seed())
     batch = ranks.our_points(batch)
     times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
     with ranks.points_together():
-        numbers = _gradients(recipe, state.operator, batch, times)
+        numbers = state.stepper(batch, times)
     ranks.average([p.grad for p in state.operator.parameters() if p.grad is not None])
     state.descent.step(*settings.schedule.at(step, settings.steps))
     if state.average is not None:
         state.average.update()
     return numbers
-
-
-def _gradients(recipe: Recipe, operator: Operator, batch: Batch, times: int) -> dict[str, Tensor]:
-    """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts."""
-    turns = recipe.training.accumulate
-    size = batch.size // turns
-    found = []
-    for start in range(0, batch.size, size):
-        value, parts = recipe.training.loss(operator, _samples(batch, slice(start, start + size)), times)
-        (value / turns).backward()
-        found.append({"loss": value.detach(), **parts})
-    if turns == 1:
-        return found[0]
-    return {name: torch.stack([numbers[name] for numbers in found]).mean() for name in found[0]}
-
-
-def _samples(batch: Batch, chosen: slice) -> Batch:
-    """Some samples of a batch."""
-
-    def field(f: Field) -> Field:
-        return Field(f.coords[chosen], f.values[chosen], f.weights[chosen])
-
-    return Batch(
-        input=field(batch.input),
-        query=field(batch.query),
-        target=batch.target[chosen],
-        parameters={name: value[chosen] for name, value in batch.parameters.items()},
-        cells=batch.cells[chosen] if batch.cells else None,
-    )
 
 
 def _log(
@@ -345,18 +334,20 @@ def _log(
     rate = recipe.training.optimizer.rate * factor
     now = time.monotonic()
     speed = (state.step - mark[1]) / max(now - mark[0], 1e-9)
+    written.update(rate=rate, steps_per_second=speed, minutes=state.minutes)
+    if state.startup_seconds is not None:
+        written["startup_seconds"], state.startup_seconds = state.startup_seconds, None
     if journal is not None:
-        journal.write("train", state.step, **written, rate=rate, steps_per_second=speed, minutes=state.minutes)
+        journal.write("train", state.step, **written)
     console.show(state.step, loss=written["loss"], rate=rate, steps_per_second=speed)
     return now, state.step
 
 
 def _evaluate(
-    recipe: Recipe, state: _State, test: PointDataset, journal: Journal | None, console: Console, ranks: Ranks
+    recipe: Recipe, state: _State, test: Loader, journal: Journal | None, console: Console, ranks: Ranks
 ) -> None:
-    settings = recipe.training
     with state.average.applied() if state.average else contextlib.nullcontext():
-        scores = evaluate(state.operator, test, settings.batch, region=settings.loss.region, ranks=ranks)
+        scores = summarize(errors_of(state.operator, test, region=recipe.training.loss.region, ranks=ranks))
     state.scores = scores
     better = state.best is None or scores.error < state.best
     state.best = scores.error if better else state.best
@@ -373,6 +364,7 @@ def _usable(state: _State) -> Operator:
     if state.average is not None:
         with torch.no_grad():
             torch._foreach_copy_(state.average.parameters, state.average.shadow)
+    state.operator.compiled = None  # for the shapes of training; it will be asked for others
     return state.operator.eval()
 
 
@@ -389,7 +381,7 @@ def _provenance(
         "data seed": recipe.data.seed if recipe.problem is not None else None,
         "minutes": round(state.minutes, 2),
         "hardware": hardware if ranks.world == 1 else f"{ranks.world} x {hardware}",
-        "precision": recipe.training.precision,
+        "precision": used_precision(recipe.training, device),
         "torch": torch.__version__,
     }
 
@@ -422,12 +414,13 @@ def _asked_to_stop() -> Iterator[_Asked]:
 
 @contextlib.contextmanager
 def _precision(recipe: Recipe, operator: Operator, device: torch.device) -> Iterator[None]:
-    """Compute as precisely as the recipe says, and leave torch as it was."""
+    """Compute as precisely as the recipe says for this device, and leave torch and the operator as they were."""
     before = torch.get_float32_matmul_precision()
-    precision = recipe.training.precision
+    precision = used_precision(recipe.training, device)
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     operator.autocast = torch.bfloat16 if precision == "bfloat16" else None
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        operator.autocast = None

@@ -45,7 +45,8 @@ class Region:
 
     def momentum(self, values: Float[Tensor, "batch times queries channels"]) -> Float[Tensor, "batch times queries 2"]:
         """Of values in whatever units they have."""
-        moving = values[..., list(self.velocity)]
+        # Not by a list of channels: it would be sent to the device, and a GPU cannot be recorded while it waits.
+        moving = torch.stack([values[..., channel] for channel in self.velocity], -1)
         return moving if self.density is None else moving * values[..., self.density, None]
 
     def error(self, operator: Operator, batch: Batch, prediction: Tensor, target: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class Region:
         error = self.momentum(prediction) - self.momentum(target)
         if self.products == "physical":
             shift, scale = operator.target_scale.shift, operator.target_scale.scale
-            unit = scale[list(self.velocity)]
+            unit = torch.stack([scale[channel] for channel in self.velocity])
             error = error / (unit if self.density is None else unit * shift[self.density])
         return over_points(squared(error, self.weights(batch.query))).mean()
 
@@ -143,6 +144,6 @@ def difference(values: Tensor, axis: int, points: int, boundary: Boundary) -> Te
     """Central differences along a grid axis of unit length; beyond its ends the field repeats or is zero."""
     ahead, behind = values.roll(-1, axis), values.roll(1, axis)
     if boundary == "zero":
-        ahead = ahead.index_fill(axis, torch.tensor([points - 1], device=values.device), 0.0)
-        behind = behind.index_fill(axis, torch.tensor([0], device=values.device), 0.0)
+        ahead.narrow(axis, points - 1, 1).zero_()
+        behind.narrow(axis, 0, 1).zero_()
     return (ahead - behind) * (points / 2)

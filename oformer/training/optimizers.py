@@ -1,16 +1,23 @@
-"""The optimizers, their rates, clipping, and the running average of the weights."""
+"""The optimizers, their rates, clipping, and the running average of the weights.
+
+The numbers that change from step to step, rates and their corrections, lie in tensors beside the weights. So a step may
+be recorded (`training/graphs.py`): `fill` writes the numbers, `move` is the same work each time.
+"""
 
 import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from oformer.errors import unknown_name
 from oformer.models.base import Operator
+from oformer.training.graphs import Record, Work
+
+BETA2, EPSILON = 0.999, 1e-8  # of Adam, torch's defaults
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,88 @@ class Optimizer:
     clip: tuple[tuple[str, float], ...] = ()  # (part of the model, largest gradient norm); part "all" for the whole
 
 
+class Adam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019) with AMSGrad (Reddi et al., 2018) if asked for.
+
+    Equal to torch's own, whose fused form takes a tensor for the rate but not for beta1, which a one-cycle schedule
+    changes at every step. The saved state has torch's names; all parameters share one count of steps.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        lr: float,
+        beta1: float = 0.9,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+        amsgrad: bool = False,
+    ):
+        """Take parameters; decoupled weight decay is AdamW's."""
+        settings = {"lr": lr, "beta1": beta1, "weight_decay": weight_decay, "decoupled": decoupled, "amsgrad": amsgrad}
+        super().__init__(parameters, settings)
+        self.count = torch.zeros(())
+        self.numbers = torch.zeros(5, dtype=parameters[0].dtype, device=parameters[0].device)
+
+    def step(self, closure=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move every parameter once."""
+        self.fill()
+        self.move()
+
+    def fill(self) -> None:
+        """Count the step and write its numbers."""
+        self.count += 1
+        group, count = self.param_groups[0], int(self.count)
+        rate, beta1 = group["lr"], group["beta1"]
+        step_size = -rate / (1 - beta1**count)
+        _write(
+            self.numbers,
+            [beta1, 1 - beta1, step_size, 1 / math.sqrt(1 - BETA2**count), -rate * group["weight_decay"]],
+        )
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move every parameter that has a gradient."""
+        group = self.param_groups[0]
+        beta1, rest, step_size, unbias, decay = self.numbers.unbind()
+        moved = [p for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for p in moved]
+        entries = [self._entry(p, group["amsgrad"]) for p in moved]
+        means, squares = [e["exp_avg"] for e in entries], [e["exp_avg_sq"] for e in entries]
+        if group["weight_decay"] and not group["decoupled"]:
+            gradients = torch._foreach_add(gradients, moved, alpha=group["weight_decay"])
+        torch._foreach_mul_(means, beta1)
+        torch._foreach_add_(means, torch._foreach_mul(gradients, rest))
+        torch._foreach_mul_(squares, BETA2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - BETA2)
+        if group["amsgrad"]:
+            largest = [e["max_exp_avg_sq"] for e in entries]
+            torch._foreach_maximum_(largest, squares)
+            squares = largest
+        sizes = torch._foreach_sqrt(squares)
+        torch._foreach_mul_(sizes, unbias)
+        torch._foreach_add_(sizes, EPSILON)
+        changes = torch._foreach_div(means, sizes)
+        torch._foreach_mul_(changes, step_size)
+        if group["weight_decay"] and group["decoupled"]:
+            # Added to the change: in float32 a factor 1 - rate * decay would mostly be one.
+            torch._foreach_add_(changes, torch._foreach_mul(moved, decay))
+        torch._foreach_add_(moved, changes)
+
+    def _entry(self, p: Tensor, amsgrad: bool) -> dict[str, Tensor]:
+        entry = self.state[p]
+        if not entry:
+            names = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
+            entry.update({"step": self.count, **{name: torch.zeros_like(p) for name in names}})
+        return entry
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take moments and count back."""
+        super().load_state_dict(state_dict)
+        self.count = torch.tensor(max((float(entry["step"]) for entry in self.state.values()), default=0.0))
+        for entry in self.state.values():
+            entry["step"] = self.count
+
+
 class Muon(torch.optim.Optimizer):
     """Momentum, made orthogonal (Jordan et al., 2024): each matrix moves by the nearest orthogonal direction.
 
@@ -35,24 +124,50 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, matrices: list[nn.Parameter], lr: float, weight_decay: float = 0.0, momentum: float = 0.95):
         """Take two-dimensional parameters only."""
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.numbers = torch.zeros(2, dtype=matrices[0].dtype, device=matrices[0].device)
 
-    @torch.no_grad()
     def step(self, closure=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move every matrix once."""
-        for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    by_shape.setdefault(tuple(p.shape), []).append(p)
-            for (rows, columns), matrices in by_shape.items():
-                gradients = [p.grad for p in matrices if p.grad is not None]
-                moments: list[Tensor] = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in matrices]
-                torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-                looked_ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
-                directions = orthogonalize(torch.stack(list(looked_ahead)))
-                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-                size = 0.2 * math.sqrt(max(rows, columns))
-                torch._foreach_add_(matrices, list(directions.unbind()), alpha=-group["lr"] * size)
+        self.fill()
+        self.move()
+
+    def fill(self) -> None:
+        """Write the numbers of a step."""
+        group = self.param_groups[0]
+        _write(self.numbers, [-group["lr"], -group["lr"] * group["weight_decay"]])
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move every matrix that has a gradient."""
+        group = self.param_groups[0]
+        step_size, decay = self.numbers.unbind()
+        by_shape: dict[tuple[int, ...], list[Tensor]] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                by_shape.setdefault(tuple(p.shape), []).append(p)
+        for (rows, columns), matrices in by_shape.items():
+            gradients = [p.grad for p in matrices if p.grad is not None]
+            moments = [self._moment(p) for p in matrices]
+            torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+            looked_ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
+            directions = orthogonalize(torch.stack(list(looked_ahead)))
+            changes = list((directions * (step_size * (0.2 * math.sqrt(max(rows, columns))))).unbind())
+            if group["weight_decay"]:
+                torch._foreach_add_(changes, torch._foreach_mul(matrices, decay))
+            torch._foreach_add_(matrices, changes)
+
+    def _moment(self, p: Tensor) -> Tensor:
+        entry = self.state[p]
+        if not entry:
+            entry["momentum"] = torch.zeros_like(p)
+        return entry["momentum"]
+
+
+def _write(numbers: Tensor, values: list[float]) -> None:
+    """Put numbers into a tensor without waiting for its device."""
+    # A new tensor each time: a GPU may read it only after the next ones are written.
+    fresh = torch.tensor(values, dtype=numbers.dtype, pin_memory=numbers.is_cuda)
+    numbers.copy_(fresh, non_blocking=True)
 
 
 def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
@@ -74,10 +189,16 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Descent:
-    """One or two torch optimizers that are stepped as one."""
+    """One or two optimizers that are stepped as one."""
 
-    def __init__(self, operator: Operator, settings: Optimizer):
-        """Share the parameters out: hidden matrices to Muon where it is asked for, the rest to Adam."""
+    def __init__(self, operator: Operator, settings: Optimizer, record: Record | None = None):
+        """Share the parameters out: hidden matrices to Muon where it is asked for, the rest to Adam.
+
+        Args:
+            operator: whose model moves.
+            settings: how.
+            record: how to record a step, once gradients lie where they lay before; None: never.
+        """
         self.settings = settings
         self.parts = {"all": list(operator.model.parameters()), **operator.model.parts()}
         for part, _ in settings.clip:
@@ -88,20 +209,18 @@ class Descent:
             matrices = operator.model.hidden_matrices()
             taken = {id(p) for p in matrices}
             rest = [p for p in rest if id(p) not in taken]
-        kind = torch.optim.Adam if settings.kind == "adam" else torch.optim.AdamW
-        on_gpu = self.parts["all"][0].is_cuda
-        self.optimizers: list[torch.optim.Optimizer] = [
-            kind(
-                rest,
-                lr=settings.rate,
-                betas=(0.9, 0.999),
-                weight_decay=settings.weight_decay,
-                amsgrad=settings.amsgrad,
-                fused=on_gpu,
-            )
-        ]
-        if matrices:
-            self.optimizers.append(Muon(matrices, settings.matrix_rate, settings.weight_decay))
+        self.adam = Adam(
+            rest,
+            settings.rate,
+            weight_decay=settings.weight_decay,
+            decoupled=settings.kind != "adam",
+            amsgrad=settings.amsgrad,
+        )
+        self.muon = Muon(matrices, settings.matrix_rate, settings.weight_decay) if matrices else None
+        self.optimizers: list[Adam | Muon] = [self.adam, *([self.muon] if self.muon else [])]
+        self._record = record
+        self._replay: Work | None = None
+        self._gradients: list[Tensor | None] = []  # those of the step before
 
     def step(self, factor: float, beta1: float) -> None:
         """Clip, move, and forget the gradients.
@@ -110,21 +229,34 @@ class Descent:
             factor: of the peak rates.
             beta1: Adam's first decay; Muon keeps its own.
         """
+        self.adam.param_groups[0].update(lr=self.settings.rate * factor, beta1=beta1)
+        if self.muon is not None:
+            self.muon.param_groups[0].update(lr=self.settings.matrix_rate * factor)
+        for optimizer in self.optimizers:
+            optimizer.fill()
+        parameters = self.parts["all"]
+        gradients = [p.grad for p in parameters]
+        if self._record is None or list(map(id, gradients)) != list(map(id, self._gradients)):
+            self._gradients, self._replay = gradients if self._record else [], None
+            self._move()
+        else:
+            self._replay = self._replay or self._record(self._move, 0)
+            self._replay()
+        for p in parameters:
+            p.grad = None
+
+    def _move(self) -> None:
+        """The part of a step that is the same work each time."""
         for part, norm in self.settings.clip:
             nn.utils.clip_grad_norm_(self.parts[part], norm)
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                if isinstance(optimizer, Muon):
-                    group["lr"] = self.settings.matrix_rate * factor
-                else:
-                    group["lr"], group["betas"] = self.settings.rate * factor, (beta1, 0.999)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.move()
 
     def state(self) -> dict[str, Tensor]:
         """All moments as named tensors."""
         return {
-            f"{n}.{index}.{name}": value
+            # All parameters share one count of steps, and a file holds no tensor twice.
+            f"{n}.{index}.{name}": value.clone() if name == "step" else value
             for n, optimizer in enumerate(self.optimizers)
             for index, entry in optimizer.state_dict()["state"].items()
             for name, value in entry.items()
@@ -139,6 +271,7 @@ class Descent:
                 if int(owner) == n:
                     entries.setdefault(int(index), {})[name] = value
             optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+        self._gradients, self._replay = [], None  # what was recorded moved other tensors
 
 
 class Average:

@@ -7,10 +7,14 @@ from oformer.data.dataset import View
 from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig
-from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
+from oformer.problems import Problem
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.schedules import Drop, Horizon, OneCycle
+
+# float32: as it says; tf32: float32 with 10 bits of the factors in products; bfloat16: products and activations with 7
+# bits. Phases, statistics, norms, losses, weights and their moments are float32 under each.
+Precision = Literal["float32", "tf32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,9 @@ class Training:
     log_every: int = 50
     patience: int | None = None  # stop after so many evaluations without a better one; None: never
     seed: int = 1
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    compile: bool = False
+    precision: Precision = "float32"  # of products on a GPU; a CPU computes in float32 whatever stands here
+    compile: bool | None = None  # the model, for each shape it meets; None: on a GPU yes, on a CPU no
+    capture: bool | None = None  # whole steps as CUDA graphs, one for each shape; None: on a GPU yes, on a CPU no
     recompute: bool = False  # keep only the latents of a rollout and compute the rest again: less memory, more time
 
     def __post_init__(self) -> None:
@@ -67,7 +72,7 @@ class Recipe:
     training: Training
     normalization: Normalization = Normalization()
     # None: no generator; give data of your own with --data
-    problem: Burgers | Darcy | NavierStokes | Electrostatics | Magnetostatics | Airfoil | None = None
+    problem: Problem | None = None
     spec: Spec | None = None  # of the data where no generator says it
     paper: str = ""  # the row of the paper, and its error
 

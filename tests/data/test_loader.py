@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oformer.data import Loader, PointDataset, View
+from oformer.data.loader import few_sizes
 from oformer.errors import InputError
 from oformer.fields import Field, Sample
 
@@ -165,9 +166,61 @@ def test_budget(waves, ragged):
     assert Loader(dataset, 4, seed=0, budget=own).resident
     assert not Loader(dataset, 4, seed=0, budget=own - 1).resident
     assert Loader(dataset, 4, seed=0, budget=1, resident=True).resident
-    assert not Loader(ragged, 4, seed=0).resident
-    with pytest.raises(InputError, match="samples of equal shape"):
-        Loader(ragged, 4, seed=0, resident=True)
+    largest = max(sample.input.points for sample in ragged)
+    own = COUNT * (3 * largest + 2 * 3) * 4  # input, places of queries, target; the weights of queries are shared
+    assert Loader(ragged, 4, seed=0, budget=own).resident
+    assert not Loader(ragged, 4, seed=0, budget=own - 1).resident
+
+
+@pytest.mark.parametrize("round_to", [1, 16])
+def test_ragged_samples_resident_or_streamed_are_the_same(ragged, round_to):
+    stacked = Loader(ragged, 4, seed=1, round_to=round_to, resident=True)
+    streamed = Loader(ragged, 4, seed=1, round_to=round_to, resident=False)
+    plain = Loader(ragged, 4, seed=1, resident=False)
+    sizes = set()
+    for step in range(20):
+        batch = stacked.batch_at(step)
+        same_batch(batch, streamed.batch_at(step))
+        assert numbers(batch) == numbers(plain.batch_at(step))  # the order does not depend on the rounding
+        largest = max(ragged[number].input.points for number in numbers(batch))
+        assert batch.input.points == -(-largest // round_to) * round_to
+        assert batch.query.points == 3  # as many in all samples: a whole grid stays one
+        assert all(tensor.is_contiguous() for tensor in (batch.input.values, batch.input.coords, batch.target))
+        sizes.add(batch.input.points)
+    assert len(sizes) <= (4 if round_to == 16 else 20)
+
+
+def test_what_ragged_samples_share_stays_shared():
+    """Sources that differ in number, one set of queries for all."""
+    query = Field.of(torch.rand(3, 1))
+    samples = [
+        Sample(Field.of(torch.rand(n, 1), torch.rand(1, n, 1)), query, torch.full((1, 3, 1), float(n)))
+        for n in (4, 2, 7, 5)
+    ]
+    dataset = PointDataset(samples)
+    stacked, streamed = (Loader(dataset, 2, seed=0, round_to=4, resident=resident) for resident in (True, False))
+    for step in range(4):
+        same_batch(stacked.batch_at(step), streamed.batch_at(step))
+        assert stacked.batch_at(step).query.coords.stride(0) == 0
+
+
+def test_few_sizes():
+    sizes = [77, 256, 100, 180, 200, 90, 255]
+    round_to = few_sizes(numbered(sizes))
+    assert round_to % 32 == 0
+    assert len({-(-n // round_to) for n in range(77, 257)}) <= 5
+    assert few_sizes(numbered([5, 6, 7])) == 32
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_short_batch_is_filled_with_samples_that_come_again(even, world, resident):
+    for rank in range(world):
+        loader = Loader(even, 10, seed=0, rank=rank, world=world, resident=resident)
+        share = 10 // world
+        filled, plain = list(loader.epoch(filled=True)), list(loader.epoch())
+        assert all(batch.size == share for batch in filled)
+        assert numbers(*filled)[: len(loader.epoch_indices())] == numbers(*plain) == loader.epoch_indices().tolist()
 
 
 def test_padding_weighs_nothing(ragged):
@@ -216,7 +269,7 @@ class Failing:
 
 def test_an_error_in_the_thread_reaches_the_caller(ragged, monkeypatch):
     source = Failing(list(ragged), bad=None)
-    loader = Loader(PointDataset(source), 4, seed=0)
+    loader = Loader(PointDataset(source), 4, seed=0, resident=False)
     source.bad = int(loader.indices_at(3)[0])
     stream = loader.stream()
     for _ in range(3):
@@ -230,7 +283,7 @@ def test_an_error_in_the_thread_reaches_the_caller(ragged, monkeypatch):
 
 
 def test_no_thread_is_left(ragged):
-    with Loader(ragged, 4, seed=0) as loader:
+    with Loader(ragged, 4, seed=0, resident=False) as loader:
         stream = loader.stream()
         next(stream)
         assert len(threads()) == 1
@@ -250,7 +303,7 @@ def test_only_a_few_batches_are_read_ahead(ragged):
     reads = []
     original = Failing.__getitem__
     source.__class__ = type("Counting", (Failing,), {"__getitem__": lambda s, i: (reads.append(i), original(s, i))[1]})
-    loader = Loader(PointDataset(source), 1, seed=0, prefetch=2)
+    loader = Loader(PointDataset(source), 1, seed=0, prefetch=2, resident=False)
     reads.clear()
     with loader:
         stream = loader.stream()
@@ -268,6 +321,7 @@ def test_mistakes(even):
         ),
         ({"rank": 2, "world": 2}, "a rank from 0 to 1"),
         ({"seed": -1}, "`seed`"),
+        ({"round_to": 0}, "`round_to` of at least 1"),
     ]:
         with pytest.raises(InputError, match=message):
             Loader(even, **({"batch": 4, "seed": 0} | wrong))

@@ -26,6 +26,7 @@ from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss, Region
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Data, Recipe, Training
+from oformer.training.step import Stepper, some_samples
 from tests.ranks import pair
 from tests.tiny import tiny_recipe
 
@@ -81,9 +82,9 @@ def gradients(ranks: Ranks, recipe: Recipe) -> dict[str, Tensor]:
     batch: Batch = collate(samples).to(torch.float64)
     rank, world = ranks.share
     share = batch.size // world
-    batch = ranks.our_points(loop._samples(batch, slice(rank * share, (rank + 1) * share)))
+    batch = ranks.our_points(some_samples(batch, slice(rank * share, (rank + 1) * share)))
     with ranks.points_together():
-        numbers = loop._gradients(recipe, operator, batch, 2)
+        numbers = Stepper(operator, recipe.training, "cpu", ranks)(batch, 2)
     found = {name: p.grad for name, p in operator.named_parameters() if p.grad is not None}
     ranks.average(list(found.values()))
     return {**{name: ranks.sum(n) / ranks.world for name, n in numbers.items()}, **found}

@@ -11,7 +11,7 @@ from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
-from oformer.training.optimizers import Average, Descent, Muon, Optimizer, orthogonalize
+from oformer.training.optimizers import Adam, Average, Descent, Muon, Optimizer, orthogonalize
 
 exact = pytest.mark.usefixtures("float64")
 
@@ -139,7 +139,8 @@ def test_muon_takes_hidden_matrices_and_adam_the_rest():
     matrices = {names[id(p)] for group in muon.param_groups for p in group["params"]}
     rest = {names[id(p)] for group in adam.param_groups for p in group["params"]}
     assert isinstance(muon, Muon)
-    assert isinstance(adam, torch.optim.AdamW)
+    assert isinstance(adam, Adam)
+    assert adam.param_groups[0]["decoupled"]
     assert matrices | rest == set(names.values())
     assert not matrices & rest
     assert {"blocks.0.attention.q.weight", "cross.feedforward.gate.weight", "expand.weight", "trunk.layers.0.weight",
@@ -168,6 +169,31 @@ def test_descent_is_that_of_torch_step_by_step(kind, amsgrad):
         descent.step(factor, beta1)
         for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+
+
+@exact
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_state_of_torch_s_own_goes_on_here(kind):
+    """Checkpoints of earlier versions hold it."""
+    ours = operator()
+    theirs = copy.deepcopy(ours)
+    reference = CLASSES[kind](theirs.model.parameters(), lr=0.01, weight_decay=0.1, amsgrad=True)
+    for step in range(3):
+        give_gradients(theirs.model, step)
+        reference.step()
+    ours.load_state_dict(theirs.state_dict())
+    descent = Descent(ours, Optimizer(kind=kind, rate=0.01, weight_decay=0.1, amsgrad=True))
+    entries = reference.state_dict()["state"].items()
+    descent.load({f"0.{index}.{name}": value.clone() for index, entry in entries for name, value in entry.items()})
+    give_gradients(theirs.model, 3)
+    reference.step()
+    give_gradients(ours.model, 3)
+    descent.step(1.0, 0.9)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+    saved, wanted = descent.state(), reference.state_dict()["state"]
+    assert saved.keys() == {f"0.{index}.{name}" for index, entry in wanted.items() for name in entry}
+    assert all(float(saved[f"0.{index}.step"]) == 4 for index in wanted)
 
 
 @exact

@@ -1,0 +1,41 @@
+"""Work of a GPU that is recorded once and then started at one stroke, instead of kernel by kernel from Python.
+
+What is recorded reads and writes the same memory each time, with the plain numbers of its first time: what changes must
+lie in tensors that stay where they are. Random numbers are drawn anew at each replay, as without a record.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+Work = Callable[[], None]
+# Turns work into a replay of it: the same kernels on the same tensors. The number says how often to do the work first
+# where it is recorded; it is 0 for work that must not be done twice, which was then done elsewhere before.
+Record = Callable[[Work, int], Work]
+
+
+class CudaGraphs:
+    """Records CUDA graphs. They share memory: what one leaves in its own tensors lasts until the next replay."""
+
+    def __init__(self, device: torch.device):
+        """Prepare a stream and a pool of memory."""
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work, warm_up: int) -> Work:
+        """Record work; see `Record`."""
+        random = torch.cuda.get_rng_state(self._device)
+        with torch.cuda.device(self._device):
+            here = torch.cuda.current_stream()
+            self._stream.wait_stream(here)
+            with torch.cuda.stream(self._stream):
+                for _ in range(warm_up):
+                    work()
+            here.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # Only this thread is held to what a recording allows: the loader's may go on allocating and copying.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                work()
+        torch.cuda.set_rng_state(random, self._device)  # as if it had not been warmed up
+        return graph.replay

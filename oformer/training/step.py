@@ -1,0 +1,207 @@
+"""The gradients of a training step: plainly, through a compiled model, or replayed from a CUDA graph.
+
+On a GPU a small model waits for Python, which starts hundreds of kernels a step. So the model is compiled for each
+shape it meets, and forward pass, loss and backward pass are recorded once for each shape of batch and horizon. A shape
+is computed plainly when it is first met, since that may be the only time, and recorded when it is met again.
+"""
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from oformer.errors import InputError
+from oformer.fields import Batch, Field
+from oformer.models.base import Operator
+from oformer.nn.rotary import expanded
+from oformer.training.distributed import ALONE, Ranks
+from oformer.training.graphs import CudaGraphs, Record, Work
+from oformer.training.recipe import Precision, Training
+
+RECORDS = 32  # shapes that are recorded; further ones are computed plainly
+# Shapes that the model is compiled for, counting evaluation. torch's own limit, 8, would leave the others uncompiled.
+COMPILED_SHAPES = 64
+
+
+def used_precision(settings: Training, device: torch.device) -> Precision:
+    """What is really computed in: the settings' precision is a GPU's, a CPU computes in float32."""
+    return settings.precision if device.type == "cuda" else "float32"
+
+
+class Stepper:
+    """Leaves the gradients of the mean loss of a batch in the parameters of an operator."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        settings: Training,
+        device: torch.device | str,
+        ranks: Ranks = ALONE,
+        record: Record | None = None,
+    ):
+        """Compile the model and prepare recording, where settings and device ask for it.
+
+        Args:
+            operator: on the device; its model stays compiled until `compiled` is set to None.
+            settings: of the loss, of slices, and of compiling and recording.
+            device: where batches lie.
+            ranks: the processes that train together.
+            record: how to record; by default as CUDA graphs, on a GPU.
+        """
+        device = torch.device(device)
+        gpu = device.type == "cuda"
+        self.operator, self.settings = operator, settings
+        if (gpu and _has_triton()) if settings.compile is None else settings.compile:
+            operator.compiled = _compiled(operator)
+        # Sums over split points are messages between processes, which a graph of one process does not know of.
+        if settings.capture and (ranks.splits_points or not (gpu or record)):
+            raise InputError(
+                "a GPU that holds all points of its samples for training.capture",
+                "points split over ranks" if ranks.splits_points else str(device),
+                "Leave the setting out",
+            )
+        if settings.capture is False or ranks.splits_points:
+            record = None
+        elif gpu and record is None:
+            record = CudaGraphs(device)
+        self.record = record
+        self._parameters = list(operator.parameters())
+        self._gradients = [torch.zeros_like(p) for p in self._parameters] if self.record else []
+        self._met: set[tuple] = set()
+        self._recorded: dict[tuple, tuple[_Gradients, Work]] = {}
+
+    @property
+    def prefers_few_shapes(self) -> bool:
+        """Whether each new shape of batch costs time, since it is compiled or recorded."""
+        return self.record is not None or self.operator.compiled is not None
+
+    def __call__(self, batch: Batch, times: int) -> dict[str, Tensor]:
+        """Put the gradients of a batch in place of the parameters' own; returns the loss and its parts.
+
+        Args:
+            batch: on the device.
+            times: how many frames to predict.
+        """
+        if self.prefers_few_shapes:
+            batch = _each(batch, _contiguous)
+        if self.record is None:
+            for p in self._parameters:
+                p.grad = None
+            return add_gradients(self.operator, self.settings, batch, times)
+        found, do = self._work(batch, times, self.record)
+        do()
+        for p, gradient, present in zip(self._parameters, self._gradients, found.present, strict=True):
+            p.grad = gradient if present else None
+        # A copy: the next replay may write over them before anybody has read them.
+        return dict(zip(found.names, found.numbers.clone().unbind(), strict=True))
+
+    def _work(self, batch: Batch, times: int, record: Record) -> "tuple[_Gradients, Work]":
+        """What is to be done for a batch: a replay, with the batch put where it reads, or the plain way."""
+        shape = _shape(batch, times)
+        if shape in self._recorded:
+            found, replay = self._recorded[shape]
+            torch._foreach_copy_(_sources(found.batch), _sources(batch))
+            return found, replay
+        if shape in self._met and len(self._recorded) < RECORDS:
+            found = _Gradients(self, _each(batch, _copy), times)
+            self._recorded[shape] = found, record(found, 1)
+            return self._recorded[shape]
+        self._met.add(shape)
+        found = _Gradients(self, batch, times)
+        return found, found
+
+
+class _Gradients:
+    """Work that leaves gradients in the tensors of a stepper, and loss and parts in one of its own."""
+
+    def __init__(self, stepper: Stepper, batch: Batch, times: int):
+        self.stepper, self.batch, self.times = stepper, batch, times
+        self.names: tuple[str, ...] = ()
+        self.numbers = torch.empty(0)
+        self.present: list[bool] = []
+
+    def __call__(self) -> None:
+        s = self.stepper
+        for p in s._parameters:
+            p.grad = None
+        found = add_gradients(s.operator, s.settings, self.batch, self.times)
+        self.names, self.numbers = tuple(found), torch.stack(list(found.values()))
+        pairs = [(kept, p.grad) for kept, p in zip(s._gradients, s._parameters, strict=True) if p.grad is not None]
+        self.present = [p.grad is not None for p in s._parameters]
+        torch._foreach_copy_([kept for kept, _ in pairs], [gradient for _, gradient in pairs])
+        for p in s._parameters:  # the memory of a recording must not be held from outside
+            p.grad = None
+
+
+def add_gradients(operator: Operator, settings: Training, batch: Batch, times: int) -> dict[str, Tensor]:
+    """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts."""
+    turns = settings.accumulate
+    size = batch.size // turns
+    found = []
+    for start in range(0, batch.size, size):
+        value, parts = settings.loss(operator, some_samples(batch, slice(start, start + size)), times)
+        (value / turns).backward()
+        found.append({"loss": value.detach(), **parts})
+    if turns == 1:
+        return found[0]
+    return {name: torch.stack([numbers[name] for numbers in found]).mean() for name in found[0]}
+
+
+def some_samples(batch: Batch, chosen: slice) -> Batch:
+    """Some samples of a batch, without the cells, which no loss reads."""
+    return _each(batch, lambda tensor: tensor[chosen])
+
+
+def _compiled(operator: Operator) -> Callable[..., Tensor]:
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, COMPILED_SHAPES)
+    return operator.model.compiled()
+
+
+def _has_triton() -> bool:
+    """Whether torch can compile for a GPU."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with each of its tensors changed; what may share one tensor need not do so afterwards."""
+
+    def field(f: Field) -> Field:
+        return Field(change(f.coords), change(f.values), change(f.weights))
+
+    return Batch(
+        input=field(batch.input),
+        query=field(batch.query),
+        target=change(batch.target),
+        parameters={name: change(value) for name, value in batch.parameters.items()},
+    )
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """One layout for each shape; what only repeats one sample goes on doing so."""
+    if not expanded(tensor):
+        return tensor.contiguous()
+    return tensor[:1].contiguous().expand(tensor.shape)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor[:1].clone().expand(tensor.shape) if expanded(tensor) else tensor.clone()
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    i, q = batch.input, batch.query
+    return [i.coords, i.values, i.weights, q.coords, q.values, q.weights, batch.target, *batch.parameters.values()]
+
+
+def _sources(batch: Batch) -> list[Tensor]:
+    """The memory of a batch: of what repeats one sample, that one."""
+    return [tensor[:1] if expanded(tensor) else tensor for tensor in _tensors(batch)]
+
+
+def _shape(batch: Batch, times: int) -> tuple:
+    """All that a recording takes for given."""
+    layout = tuple((tensor.shape, tensor.dtype, expanded(tensor)) for tensor in _tensors(batch))
+    return times, tuple(batch.parameters), layout
