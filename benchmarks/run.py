@@ -1,23 +1,22 @@
-"""Training steps per second and peak memory of named recipes, on whatever device is there.
+"""Speed and memory of named recipes, on whatever device is there: training, prediction, growth with points and horizon.
 
-    python benchmarks/run.py                                    # the three recipes, eager and compiled
-    python benchmarks/run.py --names burgers-2048 --no-compile  # one of them, quickly
-    python benchmarks/run.py --out mine.csv --reference benchmarks/reference.csv
+    python benchmarks/run.py                                       # training and inference: a few minutes on a GPU
+    python benchmarks/run.py --what all --out mine.csv             # everything, kept
+    python benchmarks/run.py --names burgers-2048 --modes eager    # one recipe, quickly
+    python benchmarks/run.py --what growth --sizes 1000 10000      # points of growth, or steps of horizon
 
-A step is forward, loss, backward, clipping and the optimizer, on random data of the recipe's shape; README.md says
-what each column means. Every case runs in a fresh process, so that no case inherits another's memory or compiler cache.
+README.md says what is measured and what each column means. Every case runs in a fresh process (`measure.py`), so that
+no case inherits another's memory or compiled code. What is slower or larger than in reference.csv is flagged.
 """
 
 import argparse
-import contextlib
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import math
+import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -26,282 +25,204 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NAMES = ("burgers-2048", "darcy-141", "ns2-full")
+import torch
+from measure import SECTIONS, Case
+
+from oformer.errors import InputError
+from oformer.files import write_text
+from oformer.recipes import recipe_named
+from oformer.training.step import used_precision
+
+HERE = Path(__file__).resolve().parent
+REFERENCE = HERE / "reference.csv"
+NAMES = ("ns2-full", "darcy-141", "burgers-2048", "electro@16")
+SEQUENCES = "ns2-full"  # the recipe of inference, growth and horizon
+MODES = ("plain", "eager", "compiled", "recipe")
 PRECISIONS = ("float32", "tf32", "bfloat16")
-SLOWER = 0.95  # below this part of the reference's speed a row is flagged
+DEFAULT = ("train", "infer")
+SLOWER, LARGER = 0.95, 1.05  # parts of the reference's speed and memory beyond which a row is flagged
 # On a CPU the recipes' own sizes would take an hour: so many samples, and about so many points in all.
 CPU_BATCH, CPU_POINTS, CPU_STEPS = 2, 1024, 5
 GPU_STEPS = 20
-WARM_UP = 3  # the first step compiles and allocates, the next ones settle
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is measured."""
-
-    recipe: str
-    device: str
-    precision: str
-    compiled: bool
-    batch: int
-    grid: tuple[int, ...]
-    steps: int
+INFERENCE_BATCH = 200  # sequences, as in the paper
+GROWTH = (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+CPU_GROWTH = (1_000, 3_000, 10_000)
+FITTED = (1e5, 1e7)  # points between which exponents are fitted
+HORIZON = (1, 5, 10, 20, 40)
+CPU_HORIZON = (1, 4)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came out; the columns of the table and of the CSV file."""
+    """What came out; the columns of the CSV file. NaN: not measured here."""
 
     machine: str
     torch: str
+    what: str
     recipe: str
     precision: str
-    compiled: bool
+    mode: str
     batch: int
     points: str
+    times: int
     steps: int
-    steps_per_second: float = math.nan
+    per_second: float = math.nan  # steps, or calls
     milliseconds: float = math.nan
-    peak_mib: float = math.nan
-    ratio: float = math.nan  # of the speed of the recipe's first row
+    allocated_mib: float = math.nan
+    reserved_mib: float = math.nan
+    tflops: float = math.nan
+    of_peak: float = math.nan  # of a large product of matrices in the same process and precision
+    startup_seconds: float = math.nan  # from the start of the process to the end of the first step
+    ratio: float = math.nan  # of the speed of the first row of the same work
     failure: str = ""
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """What two rows must share for their speeds to have a ratio."""
+        return (self.what, self.recipe, str(self.batch), self.points, str(self.times))
 
     @property
     def key(self) -> tuple[str, ...]:
         """What two rows must share to be compared."""
-        return (self.machine, self.recipe, self.precision, str(self.compiled), str(self.batch), self.points)
+        return (self.machine, *self.work, self.precision, self.mode)
+
+    @property
+    def expected_end(self) -> bool:
+        """Whether it only says how far growth went."""
+        return self.what.startswith("growth") and self.failure == "out of memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write, compare; the exit status is 1 where a case failed or is slower than the reference."""
+    """Measure, print, write, compare; the exit status is 1 where a case failed or is worse than the reference."""
     options = _parser().parse_args(arguments)
-    if options.case:
-        print(json.dumps(measure(Case(**json.loads(options.case)))))
-        return 0
-    from oformer.errors import InputError
-
     try:
         reference = read_rows(options.reference) if options.reference else []
-        cases = _cases(options)
+        cases = planned(options)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     rows = with_ratios(list(_measured(cases)))
     print(table(rows))
+    for line in exponents(rows):
+        print(line)
     if options.out:
-        from oformer.files import write_text
-
         write_text(options.out, to_csv(rows))
-    verdict, slower = compare(rows, reference)
+    verdict, worse = compare(rows, reference)
     if options.reference:
         print(verdict)
-    return int(slower or any(row.failure for row in rows))
+    return int(worse or any(row.failure and not row.expected_end for row in rows))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Training steps per second and peak memory of named recipes.")
-    names = f"recipes on regular grids (default: {' '.join(NAMES)})"
+    parser = argparse.ArgumentParser(description="Speed and memory of named recipes.")
+    what = f"sections (default: {' '.join(DEFAULT)})"
+    names = f"recipes to train, NAME or NAME@BATCH (default: {' '.join(NAMES)}); of the other sections the first"
     batch = f"samples per step (default: the recipe's; on a CPU {CPU_BATCH})"
     points = f"points along each axis (default: the recipe's; on a CPU about {CPU_POINTS} in all)"
-    modes = "only compiled, or only eager (default: both)"
-    precision = "one or more (default: all three on a GPU, float32 on a CPU)"
-    parser.add_argument("--names", nargs="+", default=list(NAMES), help=names)
+    modes = "plain: eager without fused kernels; recipe: as the recipe trains (default: plain and recipe)"
+    precision = "one or more (default: float32 of plain, the recipe's own of recipe)"
+    sizes = "points of growth, steps in time of horizon"
+    parser.add_argument("--what", nargs="+", choices=(*SECTIONS, "all"), default=list(DEFAULT), help=what)
+    parser.add_argument("--names", nargs="+", help=names)
     parser.add_argument("--device", help="cpu, cuda, cuda:1... (default: a GPU if there is one)")
     parser.add_argument("--batch", type=int, help=batch)
     parser.add_argument("--points", type=int, help=points)
     parser.add_argument("--steps", type=int, help=f"timed steps (default: {GPU_STEPS}; on a CPU {CPU_STEPS})")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help=modes)
+    parser.add_argument("--modes", nargs="+", choices=MODES, help=modes)
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, help=precision)
+    parser.add_argument("--sizes", nargs="+", type=int, help=sizes)
     parser.add_argument("--out", type=Path, help="write the rows to this CSV file")
-    parser.add_argument("--reference", type=Path, help="flag what is slower than in this CSV file of --out")
-    parser.add_argument("--case", help=argparse.SUPPRESS)  # one case in a process of its own
+    known = REFERENCE if REFERENCE.exists() else None
+    parser.add_argument("--reference", type=Path, default=known, help="compare with this CSV file of --out")
     return parser
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
-    """Every combination that was asked for, with what was chosen said out loud."""
-    import torch
-
-    from oformer.errors import InputError
-    from oformer.recipes import recipe_named
-
-    for name in ("batch", "points", "steps"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise InputError(f"at least 1 in --{name}", str(getattr(options, name)))
+def planned(options: argparse.Namespace) -> list[Case]:
+    """Every case that was asked for, with what was chosen instead of the recipe's own said out loud."""
+    for name in ("batch", "points", "steps", "sizes"):
+        given = getattr(options, name)
+        if given is not None and min(given if isinstance(given, list) else [given]) < 1:
+            raise InputError(f"at least 1 in --{name}", str(given))
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    gpu = device.startswith("cuda")
-    if device != "cpu" and not gpu:  # another kind of device needs its own clock
+    if device != "cpu" and not device.startswith("cuda"):  # another kind of device needs its own clock
         raise InputError("cpu or cuda as --device", f"`{device}`")
-    if gpu and not torch.cuda.is_available():
+    if device != "cpu" and not torch.cuda.is_available():
         raise InputError("a GPU that torch sees for --device cuda", "none", "Use --device cpu")
-    precisions = options.precision or (PRECISIONS if gpu else ("float32",))
-    modes = (False, True) if options.compile is None else (options.compile,)
+    sections = list(SECTIONS) if "all" in options.what else options.what
     cases = []
-    for name in options.names:
-        recipe = recipe_named(name)
-        whole = recipe.data_spec().grid
-        if whole is None:
-            if recipe.problem is None:
-                raise InputError("a recipe with a problem", f"`{name}`, which has none", "Choose another")
-            whole = (recipe.problem.typical().input.points,)
-        batch = options.batch or (recipe.training.batch if gpu else CPU_BATCH)
-        each = options.points or (None if gpu else min(*whole, math.ceil(CPU_POINTS ** (1 / len(whole)))))
-        grid = whole if each is None else (each,) * len(whole)
-        if (batch, grid) != (recipe.training.batch, whole):
-            own = f"{recipe.training.batch} of {_by(whole)}"
-            print(f"{name}: batch {batch} of {_by(grid)} points instead of the recipe's {own}", flush=True)
-        steps = options.steps or (GPU_STEPS if gpu else CPU_STEPS)
-        cases += [Case(name, device, p, c, batch, grid, steps) for p in precisions for c in modes]
+    for what in sections:
+        names = options.names or (NAMES if what == "train" else (SEQUENCES,))
+        for name in names if what == "train" else names[:1]:
+            cases += _cases(what, name, device, options)
     return cases
 
 
+def _cases(what: str, name: str, device: str, options: argparse.Namespace) -> Iterator[Case]:
+    """The cases of one section and recipe."""
+    gpu = device != "cpu"
+    name, _, size = name.partition("@")
+    recipe = recipe_named(name)
+    if size and not (size.isdigit() and int(size)):
+        raise InputError("a whole number of samples after @", f"`{size}`")
+    whole = recipe.data_spec().grid
+    if whole is None:
+        if recipe.problem is None:
+            raise InputError("a recipe with a problem", f"`{name}`, which has none", "Choose another")
+        whole = (recipe.problem.typical().input.points,)
+    own = {"infer": INFERENCE_BATCH, "growth": 1}.get(what, int(size or recipe.training.batch))
+    batch = 1 if what == "growth" else options.batch or (own if gpu else min(own, CPU_BATCH))
+    each = options.points or (None if gpu else min(*whole, math.ceil(CPU_POINTS ** (1 / len(whole)))))
+    grid = whole if each is None else (each,) * len(whole)
+    if what != "growth" and (batch, grid) != (own, whole):
+        print(f"{name}: batch {batch} of {_by(grid)} points instead of {own} of {_by(whole)}", flush=True)
+    sizes: tuple[int, ...] = ()
+    if what in ("growth", "horizon"):
+        usual = {"growth": (CPU_GROWTH, GROWTH), "horizon": (CPU_HORIZON, HORIZON)}[what][gpu]
+        sizes = tuple(sorted(options.sizes or usual))
+    # Many shapes would be compiled one after the other: growth is measured without.
+    usual_modes = ("plain", "recipe") if not sizes else ("eager",)
+    steps = options.steps or (GPU_STEPS if gpu else CPU_STEPS)
+    for mode in options.modes or usual_modes:
+        usual_precision = "float32" if mode == "plain" else used_precision(recipe.training, torch.device(device))
+        for precision in options.precision or (usual_precision,):
+            yield Case(what, name, device, precision, mode, batch, grid, steps, sizes)
+
+
 def _measured(cases: Sequence[Case]) -> Iterator[Row]:
-    """A row for each case, from a process of its own; one that fails says why and the others go on."""
+    """The rows of each case, from a process of its own; one that fails says why and the others go on."""
     for i, case in enumerate(cases, 1):
-        print(f"[{i}/{len(cases)}] {_name(case)} ...", end=" ", file=sys.stderr, flush=True)
-        command = [sys.executable, __file__, "--case", json.dumps(dataclasses.asdict(case))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            numbers, failure = json.loads(done.stdout.splitlines()[-1]), ""
-            print(f"{numbers['steps_per_second']:.4g} steps/s", file=sys.stderr, flush=True)
-        else:
+        title = f"{case.what} {case.recipe}, {case.precision}, {case.mode}"
+        print(f"[{i}/{len(cases)}] {title} ...", end=" ", file=sys.stderr, flush=True)
+        started = time.time()
+        command = [sys.executable, str(HERE / "measure.py"), json.dumps(dataclasses.asdict(case)), repr(started)]
+        environment = {**os.environ, **({"OFORMER_FUSED": "0"} if case.mode == "plain" else {})}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"what"')]
+        if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            print(f"failed\n{done.stderr}", file=sys.stderr, flush=True)
-            numbers, failure = {}, lines[-1]
-        yield Row(
-            machine=machine(case.device),
-            torch=torch_version(),
-            recipe=case.recipe,
-            precision=case.precision,
-            compiled=case.compiled,
-            batch=case.batch,
-            points=_by(case.grid),
-            steps=case.steps,
-            failure=failure,
-            **numbers,
-        )
+            print(f"failed\n{done.stderr}", end="", file=sys.stderr, flush=True)
+            found.append({"what": case.what, "failure": lines[-1]})
+        print(f"{time.time() - started:.0f} s", file=sys.stderr, flush=True)
+        yield from (_row(case, numbers) for numbers in found)
 
 
-def measure(case: Case) -> dict[str, float]:
-    """Train for some steps on random data, and time them."""
-    import torch
-
-    from oformer.models import Operator
-    from oformer.recipes import recipe_named
-    from oformer.training.optimizers import Descent
-
-    recipe, device = recipe_named(case.recipe), torch.device(case.device)
-    gpu = device.type == "cuda"
-    if gpu and device.index is not None:
-        torch.cuda.set_device(device)  # the marks below go into the stream of the current device
-    before = resident_mib()
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
-    spec = recipe.data_spec()
-    if spec.grid is not None:
-        spec = dataclasses.replace(spec, grid=tuple(case.grid))
-    operator = Operator(recipe.model.build(spec), recipe.normalization).to(device).train()
-    operator.autocast = torch.bfloat16 if case.precision == "bfloat16" else None
-    if case.compiled:
-        operator.model.compile()
-    descent, settings = Descent(operator, recipe.training.optimizer), recipe.training
-    batch = random_batch(spec, case.batch, device, math.prod(case.grid))
-
-    def step(number: int) -> None:
-        value, _ = settings.loss(operator, batch, spec.out_times)
-        value.backward()
-        descent.step(*settings.schedule.at(number, settings.steps))
-
-    for number in range(WARM_UP):
-        step(number)
-    if gpu:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        # Marks in the stream and one wait at the end: waiting at each step would hide that a launch overlaps work.
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(case.steps + 1)]
-        marks[0].record()
-        for number, mark in enumerate(marks[1:]):
-            step(WARM_UP + number)
-            mark.record()
-        torch.cuda.synchronize(device)
-        times = [first.elapsed_time(last) / 1000 for first, last in itertools.pairwise(marks)]
-        peak = torch.cuda.max_memory_allocated(device) / 2**20
-    else:
-        reset_peak()
-        times = []
-        for number in range(case.steps):
-            started = time.perf_counter()
-            step(WARM_UP + number)
-            times.append(time.perf_counter() - started)
-        peak = peak_mib() - before
-    median = statistics.median(times)
-    return {"steps_per_second": 1 / median, "milliseconds": 1000 * median, "peak_mib": peak}
-
-
-def random_batch(spec, size: int, device, points: int):
-    """Noise of the right shape as the loader hands it out: on a shared grid, or on points of each sample's own."""
-    import torch
-
-    from oformer.fields import Field, Sample, collate
-    from oformer.meshes.grids import periodic_grid
-
-    def values(times: int, channels: int, categories: int):
-        noise = torch.randn(times, points, channels, device=device)
-        if categories:
-            noise[..., -1] = torch.randint(categories, (points,), device=device).float()
-        return noise
-
-    def query():
-        # Where the points of a grid lie changes nothing about the cost, so it may be a periodic one.
-        if spec.grid is not None:
-            coords = periodic_grid(spec.grid, (1.0,) * spec.dim).float().to(device)
-        else:
-            coords = torch.rand(points, spec.dim, device=device)
-        return Field.of(coords, values(1, spec.query_channels, spec.query_categories))
-
-    shared, samples = query(), []
-    for _ in range(size):
-        where = shared if spec.grid is not None else query()
-        known = Field(where.coords, values(spec.in_times, spec.in_channels, spec.in_categories), where.weights)
-        samples.append(Sample(known, where, values(spec.out_times, spec.out_channels, 0)))
-    return collate(samples)
-
-
-def reset_peak() -> None:
-    """Forget the largest memory so far, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def resident_mib() -> float:
-    """Memory of this process that lies in RAM now."""
-    return _status("VmRSS") or peak_mib()
-
-
-def peak_mib() -> float:
-    """The most memory of this process that lay in RAM; NaN where the system does not tell."""
-    if (known := _status("VmHWM")) is not None:
-        return known
-    try:
-        import resource
-    except ImportError:  # Windows
-        return math.nan
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def _status(name: str) -> float | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), None)
+def _row(case: Case, numbers: dict[str, Any]) -> Row:
+    shared = {
+        "machine": machine(case.device),
+        "torch": torch.__version__,
+        "recipe": case.recipe,
+        "precision": case.precision,
+        "mode": case.mode,
+        "batch": case.batch,
+        "points": _by(case.grid),
+        "times": recipe_named(case.recipe).data_spec().out_times,
+        "steps": case.steps,
+    }
+    return Row(**{**shared, **numbers})
 
 
 def machine(device: str) -> str:
     """The name under which rows of this machine are compared: the processor, and on a CPU the threads."""
-    import torch
-
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
@@ -312,40 +233,71 @@ def machine(device: str) -> str:
     return f"{name}, {torch.get_num_threads()} thread(s)"
 
 
-def torch_version() -> str:
-    """As installed."""
-    import torch
-
-    return torch.__version__
-
-
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their speeds relative to their recipe's first one that ran: eager float32, unless excluded."""
-    first: dict[str, float] = {}
+    """The rows with their speeds relative to the first one of the same work that ran: plain, unless excluded."""
+    first: dict[tuple[str, ...], float] = {}
     for row in rows:
         if not row.failure:
-            first.setdefault(row.recipe, row.steps_per_second)
-    return [dataclasses.replace(r, ratio=r.steps_per_second / first.get(r.recipe, math.nan)) for r in rows]
+            first.setdefault(row.work, row.per_second)
+    return [dataclasses.replace(r, ratio=r.per_second / first.get(r.work, math.nan)) for r in rows]
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows for people."""
-    header = ("recipe", "precision", "mode", "batch", "points", "steps/s", "ms/step", "peak MiB", "ratio")
+    header = (
+        "what", "recipe", "precision", "mode", "batch", "points", "times", "per s", "ms", "MiB", "MiB reserved",
+        "TFLOP/s", "of peak", "start s", "ratio",
+    )  # fmt: skip
     lines: list[tuple[str, ...]] = [header]
     for r in rows:
-        mode = "compiled" if r.compiled else "eager"
-        numbers = (f"{r.steps_per_second:.4g}", f"{r.milliseconds:.4g}", f"{r.peak_mib:,.0f}", f"{r.ratio:.2f}")
-        shown = ("failed", "-", "-", "-") if r.failure else numbers
-        lines.append((r.recipe, r.precision, mode, str(r.batch), r.points, *shown))
+        numbers = (
+            f"{r.per_second:.4g}", f"{r.milliseconds:.4g}", f"{r.allocated_mib:,.0f}", f"{r.reserved_mib:,.0f}",
+            f"{r.tflops:.3g}", f"{r.of_peak:.1%}", f"{r.startup_seconds:.1f}", f"{r.ratio:.2f}",
+        )  # fmt: skip
+        shown = ("failed", *"-" * 7) if r.failure else tuple("-" if "nan" in n else n for n in numbers)
+        lines.append((r.what, r.recipe, r.precision, r.mode, str(r.batch), r.points, str(r.times), *shown))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:
         cells = zip(line, widths, strict=True)
-        text.append("  ".join(c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(cells)))
+        text.append("  ".join(c.ljust(w) if i < 4 else c.rjust(w) for i, (c, w) in enumerate(cells)))
     text.insert(1, "  ".join("-" * w for w in widths))
-    places = dict.fromkeys(f"{r.machine}; torch {r.torch}; medians of {r.steps} steps" for r in rows)
-    failures = [f"failed: {_name(r)}: {r.failure}" for r in rows if r.failure]
+    places = dict.fromkeys(f"{r.machine}; torch {r.torch}; medians of up to {r.steps} steps" for r in rows)
+    failures = [f"{_name(r)}: {r.failure}" for r in rows if r.failure]
     return "\n".join(["", *places, "", *text, *failures, ""])
+
+
+def exponents(rows: Sequence[Row]) -> list[str]:
+    """How time and memory grow with the points, as powers fitted where points are many."""
+    lines = []
+    for what in dict.fromkeys(r.what for r in rows if r.what.startswith("growth")):
+        fitted = exponent(rows, what)
+        if fitted is not None:
+            low, high, time_power, memory_power = fitted
+            lines.append(
+                f"{what}: from {low:,} to {high:,} points time grows as their power {time_power:.3f}, "
+                f"memory as {memory_power:.3f}"
+            )
+    return lines
+
+
+def exponent(rows: Sequence[Row], what: str) -> tuple[int, int, float, float] | None:
+    """The fewest and most points of a series within the fitted range, and the powers of time and memory."""
+    chosen = [r for r in rows if r.what == what and not r.failure and FITTED[0] <= int(r.points) <= FITTED[1]]
+    points = [int(r.points) for r in chosen]
+    if len(set(points)) < 2:
+        return None
+    powers = (_slope(points, [r.milliseconds for r in chosen]), _slope(points, [r.allocated_mib for r in chosen]))
+    return min(points), max(points), *powers
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the straight line that fits best on logarithmic axes."""
+    if min(y) <= 0:
+        return math.nan
+    a, b = [math.log(v) for v in x], [math.log(v) for v in y]
+    middle, height = sum(a) / len(a), sum(b) / len(b)
+    return sum((u - middle) * (v - height) for u, v in zip(a, b, strict=True)) / sum((u - middle) ** 2 for u in a)
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -359,40 +311,41 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file that `--out` wrote."""
-    from oformer.errors import InputError
-
     try:
         found = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        return [Row(**{f.name: _parsed(raw[f.name], f.type) for f in dataclasses.fields(Row)}) for raw in found]
+        return [Row(**{f.name: _kind(f)(raw[f.name]) for f in dataclasses.fields(Row)}) for raw in found]
     except OSError as error:
         raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"a CSV file that --out wrote at {path}", f"another one ({error})", "Write it anew") from error
 
 
-def _parsed(text: str, kind: Any) -> Any:
-    return text == "True" if kind is bool else kind(text)
+def _kind(field: "dataclasses.Field[Any]") -> Any:
+    return field.type
 
 
 def compare(rows: Sequence[Row], reference: Sequence[Row]) -> tuple[str, bool]:
-    """Speeds against those of a file, where machine and case are the same: the words, and whether any is slower."""
-    before = {row.key: row for row in reference if math.isfinite(row.steps_per_second)}
+    """Speed and memory against those of a file, where machine and case are the same; whether any is worse."""
+    before = {row.key: row for row in reference if not row.failure}
     known = [row for row in rows if row.key in before and not row.failure]
     if not known:
         return "The reference has no row of these cases on this machine; nothing was compared.", False
-    lines, slower = ["Against the reference, on the same machine:"], False
+    lines, worse = ["Speed and memory relative to the reference, on the same machine:"], False
     for row in known:
-        ratio = row.steps_per_second / before[row.key].steps_per_second
-        slower = slower or ratio < SLOWER
-        flag = "   SLOWER" if ratio < SLOWER else ""
-        lines.append(f"  {ratio:.2f}x  {_name(row)}{flag}")
+        speed = row.per_second / before[row.key].per_second
+        memory = row.reserved_mib / max(before[row.key].reserved_mib, 1e-9)
+        # What a process on a CPU takes from the system differs from run to run; what torch takes of a card does not.
+        counted = "thread(s)" not in row.machine
+        flags = ["SLOWER"] * (speed < SLOWER) + ["LARGER"] * (counted and memory > LARGER)
+        worse = worse or bool(flags)
+        lines.append(f"  {speed:.2f}x  {memory:.2f}x  {_name(row)}" + "   ".join(["", *flags]))
     if missing := len(rows) - len(known):
         lines.append(f"  {missing} row(s) without a counterpart were not compared.")
-    return "\n".join(lines), slower
+    return "\n".join(lines), worse
 
 
-def _name(case: Case | Row) -> str:
-    return f"{case.recipe}, {case.precision}, {'compiled' if case.compiled else 'eager'}"
+def _name(r: Row) -> str:
+    return f"{r.what} {r.recipe}, {r.batch} of {r.points} points, {r.times} step(s), {r.precision}, {r.mode}"
 
 
 def _by(grid: Sequence[int]) -> str:

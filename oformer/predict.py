@@ -1,39 +1,69 @@
 """Predictor: any input points, any query points, any horizon, in physical units."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
-from oformer.errors import InputError
+from oformer.errors import InputError, unknown_name
 from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
+from oformer.models.chunked import answered_in_chunks, moved, points_of
+from oformer.nn.rotary import once_per_grid
+from oformer.shipped import zoo_folder, zoo_names
 
-CHUNK = 65_536  # queries answered at once when they are independent: bounds memory, costs no time
+# Points, times samples, that are computed at once even where memory has room for more: more would gain no time.
+TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 262_144
+HELD = 8  # tensors of the widest layer that live at once in a prediction; six were measured, the rest is for copies
+BESIDE = 0.2  # of the memory to compute in: up to so much, input and queries as a whole are taken to the device
+FREE_OF_CPU, FREE_OF_GPU = 0.5, 0.8  # parts of the free memory that are taken where nobody says how much
+UNKNOWN_GB = 4.0  # of free memory, where the system does not tell
 
 
 class Predictor:
     """A trained operator ready for use.
 
-    The input is encoded once; queries are answered in chunks where the model answers each query on its own.
+    The input is encoded once, and queries are answered in chunks. What does not fit in memory goes through the model
+    chunk by chunk, input points and queries alike, and gets the same answers (`models/chunked.py`).
     """
 
-    def __init__(self, source: str | Path | Checkpoint, device: torch.device | str | None = None):
+    def __init__(
+        self,
+        source: str | Path | Checkpoint,
+        device: torch.device | str | None = None,
+        *,
+        precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+        compile: bool = False,
+        memory_gb: float | None = None,
+    ):
         """Load a trained operator.
 
         Args:
-            source: a run folder, a checkpoint folder, or a loaded checkpoint.
+            source: a run folder, a checkpoint folder, the name of a trained operator, or a loaded checkpoint.
             device: where to compute; by default a GPU if there is one.
+            precision: float32 as trained, or faster on a GPU: products in TF32, or the model in bfloat16.
+            compile: compile the model at the first call, which takes a minute; pays for many calls of one shape.
+            memory_gb: GiB to compute in, beside the weights; by default most of what is free when it is called.
         """
+        if memory_gb is not None and not memory_gb > 0:
+            raise InputError("`memory_gb` above zero", str(memory_gb))
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.checkpoint = (
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)
         )
         self.operator = self.checkpoint.operator.to(self.device).eval()
+        self.operator.autocast = torch.bfloat16 if precision == "bfloat16" else None
+        self.precision, self.memory_gb = precision, memory_gb
+        model = self.operator.model
+        self._encode = torch.compile(model.encode) if compile else model.encode
+        self._respond = torch.compile(model.answer) if compile else model.answer
 
     @property
     def spec(self) -> Spec:
@@ -47,27 +77,34 @@ class Predictor:
         query_points: Float[Tensor, "*batch queries dim"] | np.ndarray | Field | None = None,
         times: int | None = None,
         chunk: int | None = None,
+        answer_on: torch.device | str = "cpu",
     ) -> Field:
         """Predict.
 
         Args:
-            field: what is known, with or without a batch axis.
+            field: what is known, with or without a batch axis, on any device.
             query_points: where to answer; a Field where the model wants query features; by default the input points.
             times: how many steps; by default as many as it was trained for.
-            chunk: queries at once. Refused where the answers depend on which queries are asked together.
+            chunk: queries of a sample at once; by default what memory allows. It changes no answer.
+            answer_on: the device on which the answer is put together.
         """
+        if chunk is not None and chunk < 1:
+            raise InputError("a chunk of at least one query", str(chunk))
         query = self._query(field, query_points)
         single = field.coords.ndim == 2
         if single:
             field, query = field.batched(), query.batched()
-        field, query = field.to(self.device, torch.float32), query.to(self.device, torch.float32)
-        if query.coords.shape[0] != field.coords.shape[0]:
-            query = Field(
-                *(t.expand(field.coords.shape[0], *t.shape[1:]) for t in (query.coords, query.values, query.weights))
-            )
+        field, query = _float32(field), _float32(query)
+        batch = field.coords.shape[0]
+        if query.coords.shape[0] != batch:
+            query = Field(*(t.expand(batch, *t.shape[1:]) for t in (query.coords, query.values, query.weights)))
         self.operator.check(field, query)
-        values = self._answer(field, query, times, chunk)
-        answer = Field(query.coords, values, query.weights).to("cpu")
+        times = self.spec.out_times if times is None else times
+        answer_on = torch.device(answer_on)
+        with self._precision():
+            values = self._answer(field, query, times, chunk, answer_on)
+        asked = moved(query, answer_on)
+        answer = Field(asked.coords, values, asked.weights)
         return answer.single(0) if single else answer
 
     def grid(self, field: Field, points: int) -> Float[Tensor, "queries dim"]:
@@ -105,28 +142,69 @@ class Predictor:
             points = points.unsqueeze(0)
         return Field.of(points)
 
-    def _answer(self, field: Field, query: Field, times: int | None, chunk: int | None) -> Tensor:
-        queries, independent = query.points, self.operator.model.queries_independent
-        if chunk is not None and chunk < 1:
-            raise InputError("a chunk of at least one query", str(chunk))
-        if not independent:
-            if chunk is not None and chunk < queries:
-                raise InputError(
-                    "all queries at once, since this model lets queries influence each other",
-                    f"chunks of {chunk}",
-                    "Leave `chunk` out, or train a model whose queries are independent",
-                )
-            return self.operator(field, query, times)
-        size = chunk or CHUNK
-        model = self.operator.model
-        unit_field, unit_query = self.operator.normalized(field, query)
-        latents = model.encode(unit_field)
-        parts = []
-        for first in range(0, queries, size):
-            part = _slice(unit_query, first, first + size)
-            values = model.answer(latents, unit_field, part, times)
-            parts.append(self.operator.to_physical(values, query.coords[:, first : first + size]))
-        return torch.cat(parts, 2)
+    def _answer(
+        self, field: Field, query: Field, times: int, chunk: int | None, answer_on: torch.device
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """Values at all queries, for a few samples after the other."""
+        batch, queries = query.weights.shape
+        independent = self.operator.model.queries_independent
+        # What the model must see of a sample at once, unless all points go through it in chunks.
+        needed = field.points if independent else max(field.points, queries)
+        budget = 2**30 * (self.memory_gb if self.memory_gb is not None else _free_gb(self.device))
+        room = self._room(budget)
+        if _bytes(field) + _bytes(query) <= BESIDE * budget:  # chunks are read several times
+            field, query = moved(field, self.device), moved(query, self.device)
+        at_once = min(room, TOGETHER_ON_CPU if self.device.type == "cpu" else TOGETHER_ON_GPU)
+        slices = -(-batch // max(1, at_once // needed))
+        samples = -(-batch // slices)  # of equal slices, so that compiled shapes repeat
+        size = chunk or max(1, at_once // samples)
+        whole = needed <= room and (independent or chunk is None or chunk >= queries)
+        values = torch.empty((batch, max(times, 0), queries, self.spec.out_channels), device=answer_on)
+        for start in range(0, batch, samples):
+            chosen = slice(start, start + samples)
+            some, asked = _samples(field, chosen), _samples(query, chosen)
+            parts = (
+                self._whole(some, asked, times, size if independent else queries)
+                if whole
+                else answered_in_chunks(self.operator, some, asked, times, size, self.device)
+            )
+            first = 0
+            for part in parts:
+                values[chosen, :, first : first + part.shape[2]] = part
+                first += part.shape[2]
+        return values
+
+    def _whole(self, field: Field, query: Field, times: int, size: int) -> Iterator[Tensor]:
+        """Values at `size` queries after another, from all input points at once."""
+        operator = self.operator
+        field, query = moved(field, self.device), moved(query, self.device)
+        unit_field, unit_query = operator.normalized(field, query)
+        with self._autocast():
+            latents = self._encode(unit_field)
+        for first in range(0, query.points, size):
+            with self._autocast():
+                part = points_of(unit_query, first, first + size)
+                values = self._respond(latents, unit_field, part, times)
+            yield operator.to_physical(values, query.coords[:, first : first + size])
+
+    def _room(self, budget: float) -> int:
+        """How many points, times samples, the model can hold at once in so many bytes."""
+        widest = max(layer.out_features for layer in self.operator.model.modules() if isinstance(layer, nn.Linear))
+        return max(1, int(budget / (4 * HELD * widest)))
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.operator.autocast
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+    @contextlib.contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Products as precise as was asked for; torch is as it was when the block ends."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def read_field(path: Path, values_needed: bool = True) -> Field:
@@ -168,18 +246,45 @@ def read_field(path: Path, values_needed: bool = True) -> Field:
     return field
 
 
-def _slice(field: Field, first: int, last: int) -> Field:
-    return Field(field.coords[:, first:last], field.values[:, :, first:last], field.weights[:, first:last])
+def _float32(field: Field) -> Field:
+    return Field(
+        *(once_per_grid(lambda t: t.to(torch.float32), t) for t in (field.coords, field.values, field.weights))
+    )
+
+
+def _bytes(field: Field) -> int:
+    return sum(t.untyped_storage().nbytes() for t in (field.coords, field.values, field.weights))
+
+
+def _samples(field: Field, chosen: slice) -> Field:
+    return Field(field.coords[chosen], field.values[chosen], field.weights[chosen])
+
+
+def _free_gb(device: torch.device) -> float:
+    """GiB that a prediction may take, of those that nobody uses now."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return FREE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + kept) / 2**30
+    with contextlib.suppress(OSError, StopIteration):  # only Linux tells it so
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return FREE_OF_CPU * float(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) / 2**20
+    return UNKNOWN_GB
 
 
 def find_checkpoint(source: str | Path) -> Path:
-    """The checkpoint folder that a path means: itself, or the newest one of a run."""
-    folder = Path(source)
-    if not folder.is_dir():
+    """The checkpoint folder that is meant: itself, the newest of a run, or a trained operator by NAME or zoo:NAME."""
+    folder, name = Path(source), str(source).removeprefix("zoo:")
+    asked = name != str(source)  # for the zoo alone, whatever folders there are
+    if (asked or not folder.is_dir()) and name in zoo_names():
+        return zoo_folder() / name
+    if asked and zoo_names():
+        raise unknown_name("trained operator", name, zoo_names())
+    if asked or not folder.is_dir():
         raise InputError(
-            "a run folder or a checkpoint folder",
+            "a run folder, a checkpoint folder or the name of a trained operator",
             f"`{source}`, which is none",
-            "Train one with `oformer train`, or check the path",
+            "Train one with `oformer train`, check the path, or choose: "
+            + (", ".join(zoo_names()) or "none is here yet"),
         )
     if (folder / CONFIG).is_file():
         return folder

@@ -20,7 +20,9 @@ from oformer.plots.lines import (
     Panel,
     Resolution,
     error_by_resolution,
+    error_by_share,
     error_by_step,
+    error_over_time,
     loss_curves,
     smoothed,
     solutions,
@@ -271,3 +273,29 @@ def test_other_endings_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         style.save_figure(tmp_path / "a.jpeg", loss_curves([]))
     assert not list(tmp_path.iterdir())
+
+
+def test_error_over_time_draws_each_operator_from_the_first_step():
+    errors = {"ns1": [0.01, 0.02, 0.08], "ns2": [0.1, 0.3]}
+    (axis,) = error_over_time(errors).axes
+    for name, steps in errors.items():
+        drawn = line(axis, name)
+        assert drawn.get_xdata() == pytest.approx(range(1, len(steps) + 1))
+        assert drawn.get_ydata() == pytest.approx(steps)
+    assert axis.get_yscale() == "log"  # they differ thirty times
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())
+    with pytest.raises(InputError, match="at least one curve"):
+        error_over_time({})
+
+
+def test_error_by_share_is_sorted_and_told_apart():
+    errors = {"ours": {1.0: 0.06, 0.25: 0.13, 0.5: 0.09}, "paper": {0.25: 0.38, 1.0: 0.065}}
+    figure = error_by_share(errors)
+    (axis,) = figure.axes
+    assert line(axis, "ours").get_xdata() == pytest.approx([0.25, 0.5, 1.0])
+    assert line(axis, "ours").get_ydata() == pytest.approx([0.13, 0.09, 0.06])
+    looks = {(item.get_color(), item.get_marker(), item.get_linestyle()) for item in axis.get_lines()}
+    assert len(looks) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "paper"]
+    with pytest.raises(InputError, match=r"shares above 0 and at most 1, got 1\.2"):
+        error_by_share({"ours": {1.2: 0.1}})

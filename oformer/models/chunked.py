@@ -1,0 +1,121 @@
+"""Answers for more points than memory holds: points pass chunk by chunk, and only sums over them are kept.
+
+A model on points treats each of them alone, but for sums over all of them (`nn/sums.py`): the small matrices KᵀWV of
+linear attention and the statistics of norms over points. It asks for these sums in a fixed order. So each is found by
+running the model itself on one chunk after the other, with the sums before it known, up to the place where it asks for
+the new one; when all are known, each chunk of queries is answered on its own.
+
+Memory holds one chunk and the sums, however many points there are. Time is linear in the points; what precedes a sum is
+computed again for every later one, about (depth/2 + 1) times the encoder for norms over channels, and more for norms
+over points, which ask for five sums in each layer. No layer has a second version for this.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oformer.errors import InputError
+from oformer.fields import Field
+from oformer.models.base import Operator
+from oformer.nn.rotary import once_per_grid
+from oformer.nn.sums import points_split
+
+_ONE_AT_A_TIME = threading.Lock()  # how points are split is a setting of the whole process
+
+
+class _UnknownSum(Exception):
+    """The model asked for a sum that is not complete yet."""
+
+
+class _Sums:
+    """The sums that a model asks for, in order; the first unknown one is being added up."""
+
+    def __init__(self) -> None:
+        self.known: list[Tensor] = []
+        self.asked = 0
+        self.growing: Tensor | None = None
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """The next sum of a run, if it is known; otherwise the part is added to it and the run ends."""
+        if self.asked < len(self.known):
+            self.asked += 1
+            return self.known[self.asked - 1].to(part.dtype)
+        # In float32 or better: chunks are many, and bfloat16 has three digits.
+        part = part.to(torch.promote_types(part.dtype, torch.float32))
+        self.growing = part.clone() if self.growing is None else self.growing.add_(part)
+        raise _UnknownSum
+
+    def complete(self) -> None:
+        """All chunks have given their part."""
+        if self.growing is not None:
+            self.known.append(self.growing)
+        self.growing = None
+
+
+def answered_in_chunks(
+    operator: Operator, input: Field, query: Field, times: int, size: int, device: torch.device
+) -> Iterator[Float[Tensor, "batch times _ channels"]]:
+    """Physical values at the queries, `size` of them after another, with at most so many points in the model at once.
+
+    Args:
+        operator: the trained operator, on `device`; in evaluation mode, since chunks are computed several times.
+        input: what is known, with a batch axis, anywhere; chunks of it are moved to the device.
+        query: where to answer, likewise.
+        times: how many steps.
+        size: points of each sample at once.
+        device: where to compute.
+    """
+    if getattr(operator.model.config, "attention", None) == "softmax":
+        raise InputError(
+            f"at most {size:,} points at once with softmax attention, which needs every pair of points",
+            f"{max(input.points, query.points):,}",
+            "Give fewer points or more memory, or train with attention galerkin or fourier",
+        )
+    sums = _Sums()
+
+    def run(known: Field, asked: Field, times: int) -> Tensor | None:
+        sums.asked = 0
+        known, asked = moved(known, device), moved(asked, device)
+        with _ONE_AT_A_TIME, torch.no_grad(), points_split(sums):
+            try:
+                return operator(known, asked, times)
+            except _UnknownSum:
+                return None
+
+    # Queries that do not feel each other are part of no sum: one stands for all of them.
+    coupled = query if not operator.model.queries_independent else _weightless(query)
+    chunks = range(0, max(input.points, coupled.points), size)
+    pairs = [(_chunk(input, first, size), _chunk(coupled, first, size)) for first in chunks]
+    while run(*pairs[0], 1) is None:
+        for pair in pairs[1:]:
+            run(*pair, 1)
+        sums.complete()
+    source = _weightless(input)  # all that is needed of the others is in the sums
+    for first in range(0, query.points, size):
+        answer = run(source, _chunk(query, first, size), times)
+        assert answer is not None
+        yield answer
+
+
+def moved(field: Field, device: torch.device) -> Field:
+    """The field on a device; what a batch shares stays one tensor."""
+    return Field(*(once_per_grid(lambda t: t.to(device), t) for t in (field.coords, field.values, field.weights)))
+
+
+def points_of(field: Field, first: int, last: int) -> Field:
+    """Some points of each sample, with the weights that they have among all."""
+    return Field(field.coords[:, first:last], field.values[:, :, first:last], field.weights[:, first:last])
+
+
+def _chunk(field: Field, first: int, size: int) -> Field:
+    """So many points; beyond the last one, a point that adds nothing."""
+    return points_of(field, first, first + size) if first < field.points else _weightless(field)
+
+
+def _weightless(field: Field) -> Field:
+    """One point that adds nothing to a sum."""
+    point = points_of(field, 0, 1)
+    return Field(point.coords, point.values, torch.zeros_like(point.weights))

@@ -1,0 +1,97 @@
+"""The performance page says what the rows say, and keeps what they do not speak of."""
+
+import dataclasses
+
+import plots
+import pytest
+import run
+
+from oformer.errors import InputError
+from oformer.recipes import RECIPES
+
+BASE = run.Row("a card", "2.11", "train", "ns2-full", "bfloat16", "recipe", 16, "64 x 64", 20, 20)
+PAGE = "# Page\n" + "".join(f"<!-- {name} -->\nold {name}\n<!-- end {name} -->\nbetween\n" for name in plots.PARTS)
+
+
+def row(**changes):
+    given = {"per_second": 100.0, "milliseconds": 10.0, "allocated_mib": 1000.0, "reserved_mib": 2000.0, "ratio": 4.0}
+    return dataclasses.replace(BASE, **{**given, **changes})
+
+
+@pytest.fixture
+def page(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    (tmp_path / "images").mkdir()
+    return tmp_path / "page.md"
+
+
+def test_parts_without_rows_stay_as_they_are(page):
+    plots.rewrite(page, [row(tflops=500.0, of_peak=0.63, startup_seconds=21.0)])
+    text = page.read_text()
+    assert "old train" not in text
+    assert "| ns2-full | 16 | recipe | bfloat16 | 10 | 100 | 1.05 | 2.10 | 500 | 63% | 21 | 4.0x |" in text
+    assert all(f"old {name}" in text for name in ("infer", "growth", "horizon"))
+    assert text.count("between") == len(plots.PARTS)
+
+
+def test_writing_twice_is_writing_once(page):
+    rows = [row(what="infer", batch=200, milliseconds=50.0, per_second=20.0)]
+    plots.rewrite(page, rows)
+    once = page.read_text()
+    plots.rewrite(page, rows)
+    assert page.read_text() == once
+    assert "| 200 | on the device | recipe | bfloat16 | 0.05 | 4,000 | 2.10 | - | - |" in once
+
+
+def test_growth_has_its_powers_and_its_picture(page):
+    rows = [
+        row(what="growth-train", batch=1, points=str(n), milliseconds=n / 1e3, allocated_mib=n**0.5, times=20)
+        for n in (1_000, 100_000, 10_000_000)
+    ]
+    plots.rewrite(page, rows)
+    assert "| training step | 100,000 to 10,000,000 | 1.000 | 0.500 |" in page.read_text()
+    assert (page.parent / "images" / "performance-growth.png").stat().st_size > 5000
+
+
+def test_horizon_is_drawn(page):
+    plots.rewrite(page, [row(what=w, times=t) for w in ("horizon-predict", "horizon-train") for t in (1, 5, 40)])
+    assert "| prediction | 40 | 0.01 |" in page.read_text()
+    assert (page.parent / "images" / "performance-horizon.png").is_file()
+
+
+def test_a_page_without_marks_and_no_page_are_refused(page):
+    page.write_text("# Nothing to fill")
+    with pytest.raises(InputError, match="a part `<!-- scaling -->`"):
+        plots.rewrite(page, [])
+    assert plots.main(["--page", str(page.parent / "nowhere.md")]) == 2
+
+
+def test_the_page_of_the_documentation_has_every_part():
+    text = plots.PAGE.read_text()
+    assert all(plots.replaced(text, name, "x") != text for name in plots.PARTS)
+
+
+def test_bytes_on_the_network_are_those_of_the_formulas():
+    recipe = RECIPES["ns2-full"]
+    assert plots.gradient_bytes(recipe) == 4 * 1_851_361
+    # Five blocks of one head of 96, and a cross-attention of four heads of 192; there and back, float32, batch 16.
+    assert plots.split_bytes(recipe) == 2 * 4 * 16 * (5 * 96**2 + 4 * 192**2)
+    assert plots.split_messages(recipe) == 12
+    assert plots.split_messages(RECIPES["electro"]) == 2 * (2 + 1 + 1)
+
+
+def test_an_all_reduce_has_the_limits_of_the_model():
+    assert plots.all_reduce(450e9, 2) == pytest.approx(1.0, rel=1e-3)  # each sends and receives its half twice
+    assert plots.all_reduce(50e9, 4096) == pytest.approx(2.0, rel=1e-3)
+    assert plots.all_reduce(0, 4096) == pytest.approx(2 * 12 * 10e-6)
+
+
+def test_scaling_starts_from_the_measured_step(page):
+    plots.rewrite(page, [row(milliseconds=10.0)])
+    line = next(line for line in page.read_text().splitlines() if line.startswith("| 64 |"))
+    _, by_samples, efficiency, by_points, speed_up = (cell.strip() for cell in line.split("|")[1:-1])
+    assert float(efficiency.rstrip("%")) == pytest.approx(100 * 10 / (10 + float(by_samples)), abs=1)
+    assert float(speed_up.rstrip("x")) == pytest.approx(10 / (10 / 64 + float(by_points)), abs=0.1)
+    assert float(by_points) > float(by_samples)  # the gradients travel there as well
+    plots.rewrite(page, [])
+    assert plots.UNKNOWN in page.read_text()

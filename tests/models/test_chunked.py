@@ -1,0 +1,162 @@
+"""Points that pass chunk by chunk get the answers of points that are there at once."""
+
+import threading
+
+import pytest
+import torch
+
+from oformer.errors import InputError
+from oformer.fields import Field, Spec
+from oformer.models import Normalization, OFormerConfig, Operator
+from oformer.models.chunked import _Sums, _UnknownSum, answered_in_chunks
+from oformer.models.oformer import Decoder, Encoder, Propagator, Query
+from oformer.nn.sums import over_points, points_are_split, points_split
+
+CPU = torch.device("cpu")
+POINTS, QUERIES = 23, 17  # neither is a multiple of a chunk, and they need differing numbers of chunks
+
+
+def operator_of(dtype=torch.float64, mixing=False, codes=0, **model) -> Operator:
+    spec = Spec(
+        dim=2, in_times=2, in_channels=2, out_times=3, out_channels=2, query_channels=2 * bool(codes),
+        in_categories=codes, query_categories=codes,
+    )  # fmt: skip
+    config = OFormerConfig(
+        encoder=Encoder(width=8, depth=3, heads=2, multipliers=(9.0, 4.0), long_skip=True, dropout=0.1),
+        query=Query(width=12, fourier_features=5, sigma=1.0, hidden=(10,), heads=2, multiplier=4.0, mixing=mixing),
+        propagator=Propagator(depth=1, width=16, layernorm=True, context=("coords",)),
+        decoder=Decoder(hidden=(8,)),
+        **model,
+    )
+    operator = Operator(config.build(spec), Normalization()).to(dtype).eval()
+    operator.origin.fill_(0.3)
+    operator.extent.fill_(1.7)
+    operator.target_scale.shift.fill_(2.0)
+    operator.target_scale.scale.fill_(5.0)
+    return operator
+
+
+def fields_of(operator: Operator, batch: int = 2, shared: bool = False) -> tuple[Field, Field]:
+    spec, dtype = operator.spec, operator.origin.dtype
+
+    def field(points: int, times: int, channels: int, codes: int) -> Field:
+        coords = torch.rand(1 if shared else batch, points, 2, dtype=dtype).expand(batch, points, 2)
+        values = torch.randn(batch, times, points, channels, dtype=dtype)
+        if codes:
+            values[..., -1] = torch.randint(codes, (batch, 1, points)).to(dtype)
+        weights = torch.rand(batch, points, dtype=dtype)
+        weights[0, points // 2 :] = 0  # padding, more than a chunk of it
+        return Field(coords, values, weights / weights.sum(1, keepdim=True))
+
+    return (
+        field(POINTS, spec.in_times, spec.in_channels, spec.in_categories),
+        field(QUERIES, 1, spec.query_channels, spec.query_categories),
+    )
+
+
+def chunked(operator: Operator, input: Field, query: Field, size: int, times: int = 3) -> torch.Tensor:
+    return torch.cat(list(answered_in_chunks(operator, input, query, times, size, CPU)), 2)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+@pytest.mark.parametrize("norm", ["points", "points-detached", "channels", "layernorm", "none"])
+@pytest.mark.parametrize("kind", ["galerkin", "fourier"])
+def test_chunks_change_no_answer(kind, norm, mixing):
+    """Whatever is summed over input points or over queries."""
+    operator = operator_of(attention=kind, norm=norm, mixing=mixing, codes=3 * mixing)
+    input, query = fields_of(operator)
+    with torch.no_grad():
+        whole = operator(input, query)
+    for size in (4, 20):
+        torch.testing.assert_close(chunked(operator, input, query, size), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_in_float32_and_on_a_shared_grid():
+    operator = operator_of(torch.float32)
+    input, query = fields_of(operator, shared=True)
+    with torch.no_grad():
+        whole = operator(input, query, 7)
+    torch.testing.assert_close(chunked(operator, input, query, 5, times=7), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_do_not_sum_to_one_mean_the_same():
+    operator = operator_of(norm="points")
+    input, query = fields_of(operator)
+    input = Field(input.coords, input.values, 3 * input.weights)
+    with torch.no_grad():
+        whole = operator(input, query)
+    torch.testing.assert_close(chunked(operator, input, query, 5), whole, rtol=1e-10, atol=1e-10)
+
+
+def test_sums_of_many_chunks_lose_no_digits_in_bfloat16():
+    """In which 256 and one more is 256."""
+    sums = _Sums()
+    for _ in range(1000):
+        with pytest.raises(_UnknownSum):
+            sums(torch.ones(2, dtype=torch.bfloat16))
+    sums.complete()
+    whole = sums(torch.zeros(2, dtype=torch.bfloat16))
+    assert whole.dtype == torch.bfloat16
+    assert whole.tolist() == [1000.0, 1000.0]
+
+
+def test_bfloat16_in_chunks_is_bfloat16():
+    operator = operator_of(torch.float32)
+    input, query = fields_of(operator)
+    with torch.no_grad():
+        exact = operator(input, query)
+        operator.autocast = torch.bfloat16
+        whole = operator(input, query)
+    noise = (whole - exact).norm()
+    assert noise > 0
+    assert (chunked(operator, input, query, 4) - exact).norm() < 3 * noise
+
+
+def test_the_model_never_sees_more_points_than_a_chunk(monkeypatch):
+    operator = operator_of(mixing=True)
+    input, query = fields_of(operator)
+    seen = []
+    forward = operator.model.forward
+    monkeypatch.setattr(
+        operator.model, "forward", lambda known, asked, times: seen.append((known.points, asked.points)) or forward(
+            known, asked, times
+        )
+    )  # fmt: skip
+    chunked(operator, input, query, 6)
+    assert max(max(pair) for pair in seen) == 6
+    # Three blocks, the cross-attention and the mixing: five sums over four chunks each, one look whether that is all,
+    # and three chunks of answers.
+    assert len(seen) == 5 * 4 + 1 + 3
+
+
+def test_independent_queries_are_computed_once(monkeypatch):
+    operator = operator_of()
+    input, query = fields_of(operator)
+    asked = []
+    forward = operator.model.forward
+    monkeypatch.setattr(operator.model, "forward", lambda a, b, times: asked.append(b.points) or forward(a, b, times))
+    chunked(operator, input, query, 6)
+    assert asked == [1] * (4 * 4 + 1) + [6, 6, 5]
+
+
+def test_softmax_is_refused_with_a_way_out():
+    operator = operator_of(attention="softmax")
+    with pytest.raises(InputError, match=r"at most 5 points at once with softmax.*23.*more memory"):
+        chunked(operator, *fields_of(operator), 5)
+
+
+def test_points_are_split_for_nobody_else():
+    """Neither for another thread nor between two chunks of answers."""
+    operator = operator_of()
+    input, query = fields_of(operator)
+    answers = answered_in_chunks(operator, input, query, 1, 5, CPU)
+    next(answers)
+    assert not points_are_split()
+    part, seen = torch.ones(2), []
+    with points_split(lambda x: 2 * x):
+        other = threading.Thread(target=lambda: seen.append((points_are_split(), over_points(part))))
+        other.start()
+        other.join()
+        assert torch.equal(over_points(part), 2 * part)
+    assert seen[0][0] is False
+    assert seen[0][1] is part
