@@ -3,7 +3,9 @@
 from oformer.plots.lines import (
     Resolution,
     error_by_resolution,
+    error_by_share,
     error_by_step,
+    error_over_time,
     loss_curves,
     solutions,
 )
@@ -21,7 +23,9 @@ __all__ = [
     "Table",
     "Text",
     "error_by_resolution",
+    "error_by_share",
     "error_by_step",
+    "error_over_time",
     "loss_curves",
     "save_figure",
     "solutions",

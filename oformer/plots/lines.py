@@ -364,3 +364,68 @@ def error_by_step(
         ax.set_xlabel(axis)
         ax.set_ylabel(value)
     return figure
+
+
+# Of curves in one figure: told apart by color, by marker and by dash, and alike only after forty-two of them.
+_COLORS = (style.PREDICTION, style.SPARSE, style.TEST, style.TRUTH, style.INK, style.MUTED)
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def error_over_time(
+    errors: Mapping[str, Sequence[float]],
+    *,
+    axis: str = "step",
+    value: str = "mean relative L2 error",
+) -> "matplotlib.figure.Figure":
+    """How the mean error of each of several operators grows with time (the paper's figure of temporal trends).
+
+    Args:
+        errors: of each predicted step, by the name of the operator.
+        axis: the name of the time axis.
+        value: what the errors are.
+    """
+    curves = {name: {float(i): error for i, error in enumerate(steps, 1)} for name, steps in errors.items()}
+    figure = _curves(curves, axis, value)
+    style.round_ticks(figure.axes[0], whole=True)
+    return figure
+
+
+def error_by_share(
+    errors: Mapping[str, Mapping[float, float]],
+    *,
+    axis: str = "share of the input points that is given",
+    value: str = "mean relative L2 error",
+) -> "matplotlib.figure.Figure":
+    """The error of several operators against the share of the input points that they are given.
+
+    Args:
+        errors: by share, in (0, 1], and by the name of the operator.
+        axis: the name of that axis.
+        value: what the errors are.
+    """
+    wrong = [share for row in errors.values() for share in row if not 0 < share <= 1]
+    if wrong:
+        raise InputError("shares above 0 and at most 1", f"{wrong[0]:g}")
+    figure = _curves({name: dict(sorted(row.items())) for name, row in errors.items()}, axis, value)
+    figure.axes[0].set_xticks([0.25, 0.5, 0.75, 1.0])
+    figure.axes[0].xaxis.set_major_formatter(lambda share, _: style.percent(share))
+    return figure
+
+
+def _curves(curves: Mapping[str, Mapping[float, float]], axis: str, value: str) -> "matplotlib.figure.Figure":
+    """Errors by something, one line for each name, with one legend."""
+    if not any(curves.values()):
+        raise InputError("at least one curve to draw", "none")
+    with style.styled():
+        figure = style.new_figure(3.6)
+        ax = figure.subplots()
+        for i, (name, points) in enumerate(curves.items()):
+            ax.plot(
+                list(points), list(points.values()), label=name, markersize=4,
+                color=_COLORS[i % 6], marker=_MARKERS[i % 7], linestyle="-" if i % 6 < 3 else "--",
+            )  # fmt: skip
+        _scale_errors(ax, [error for points in curves.values() for error in points.values()])
+        ax.set_xlabel(axis)
+        ax.set_ylabel(value)
+        style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})
+    return figure

@@ -1,0 +1,197 @@
+"""The cards of the zoo beside the numbers of the paper: tables for docs/results.md and README.md, and figures."""
+
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oformer.cards import SHARES, ModelCard
+from oformer.errors import InputError
+from oformer.files import write_text
+from oformer.paper import BY_SHARE, OURS, ROWS, Row
+from oformer.plots import lines, style
+from oformer.recipes import RECIPES
+from oformer.training.evaluate import Scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLUS = "-plus"  # the name of a variant that is better than the faithful recipe at equal size and data
+NOT_YET = "not trained yet"
+BEGIN, END = "<!-- {}: written by `oformer zoo table` -->", "<!-- end of {} -->"
+
+
+def measured(row: Row, scores: Scores) -> float:
+    """What a row of the paper measures, in its unit, from our scores."""
+    squares, near = scores.mean_squared_scaled, scores.momentum
+    if row.quantity == "relative L2":
+        error = scores.error
+    elif row.quantity == "squared error of potential" and squares is not None:
+        error = squares[0]
+    elif row.quantity == "squared error of field" and squares is not None:
+        error = statistics.fmean(squares[1:])
+    elif row.quantity == "relative momentum" and near is not None:
+        error = near.relative
+    elif row.quantity == "density times momentum" and near is not None:
+        error = near.with_density
+    else:
+        raise InputError(f"scores of {row.recipe} with its {row.quantity}", "others", "Add the run to the zoo again")
+    return error / row.unit
+
+
+def full_table(cards: Mapping[str, ModelCard]) -> str:
+    """Every row of the paper, with what was trained here and how."""
+    header = (
+        "row", "quantity", "paper's OFormer", "best in the paper", "ours, faithful", "ours, plus",
+        "parameters (paper)", "steps", "seeds", "command",
+    )  # fmt: skip
+    table = []
+    for row in ROWS:
+        faithful, plus = cards.get(row.recipe), cards.get(row.recipe + PLUS)
+        trained = [card for card in (faithful, plus) if card is not None]
+        steps = [card.seeds[0].steps for card in trained] or [RECIPES[row.recipe].training.steps]
+        commands = [card.command for card in trained] or [f"oformer train {row.recipe}"]
+        name, best = row.best
+        table.append(
+            (
+                f"`{row.recipe}` ({row.table})",
+                row.quantity + _unit(row),
+                f"{_number(row, row.errors[OURS])} ± {_number(row, row.spread)}",
+                f"{_number(row, best)} ({name})",
+                _ours(row, faithful),
+                _ours(row, plus) if plus else "",
+                _lines(*(f"{card.parameters:,}" for card in trained), f"({row.parameters:.2f} M)"),
+                _lines(*(f"{number:,}" for number in steps)),
+                _lines(*(str(len(card.seeds)) for card in trained)),
+                _lines(*(f"`{command}`" for command in commands)),
+            )
+        )
+    return _markdown(header, table, right=(7, 8))
+
+
+def short_table(cards: Mapping[str, ModelCard]) -> str:
+    """The same in five columns."""
+    header = ("row", "paper's OFormer", "best in the paper", "ours, faithful", "ours, plus")
+    table = []
+    for row in ROWS:
+        plus = cards.get(row.recipe + PLUS)
+        name, best = row.best
+        table.append(
+            (
+                f"`{row.recipe}`, {row.quantity}{_unit(row)}",
+                _number(row, row.errors[OURS]),
+                f"{_number(row, best)} ({name})",
+                _ours(row, cards.get(row.recipe)),
+                _ours(row, plus) if plus else "",
+            )
+        )
+    return _markdown(header, table)
+
+
+def _ours(row: Row, card: ModelCard | None) -> str:
+    """The shipped weights' error, or the mean and spread of several seeds."""
+    if card is None:
+        return NOT_YET
+    if len(card.seeds) == 1:
+        text = _number(row, measured(row, card.scores))
+    else:
+        errors = [measured(row, run.scores) for run in card.seeds]
+        text = f"{_number(row, statistics.fmean(errors))} ± {_number(row, statistics.stdev(errors))}"
+    if not card.with_weights:
+        text += " (weights not shipped)"
+    if card.averaged is not None and row.quantity == "relative L2":
+        text += f" ({_number(row, card.averaged.error / row.unit)} averaged over {card.averaged.symmetries} symmetries)"
+    return text
+
+
+def _lines(*texts: str) -> str:
+    """In one cell, first of the faithful operator and then of the plus."""
+    return "<br>".join(texts)
+
+
+def _number(row: Row, error: float) -> str:
+    return f"{error:.{row.digits}f}"
+
+
+def _unit(row: Row) -> str:
+    return {1.0: "", 1e-2: ", × 10⁻²", 1e-3: ", × 10⁻³"}[row.unit]
+
+
+def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> str:
+    marks = ["---:" if i in right else "---" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, tuple(marks), *rows))
+
+
+def card_pictures(card: ModelCard) -> dict[str, "Figure"]:
+    """Figures that a card alone can draw, by name."""
+    figures = {"by-share": lines.error_by_share({card.name: by_share(card)})}
+    if len(card.scores.by_step) > 1:
+        figures["over-time"] = lines.error_over_time({card.name: card.scores.by_step})
+    return figures
+
+
+def by_share(card: ModelCard) -> dict[float, float]:
+    """Errors by the share of the input points."""
+    sparse = [row for row in card.views if row.kind == "sparse"]
+    return {1.0: card.scores.error, **{share: row.error for share, row in zip(SHARES, sparse, strict=True)}}
+
+
+def all_pictures(cards: Mapping[str, ModelCard]) -> dict[str, "Figure"]:
+    """Figures of all operators together, by the name of their file; those without anything to show are left out."""
+    figures = {}
+    in_time = {name: card.scores.by_step for name, card in cards.items() if len(card.scores.by_step) > 1}
+    if in_time:
+        figures["results-over-time"] = lines.error_over_time(in_time)
+    shares = {name: by_share(card) for name, card in cards.items() if name.startswith("ns")}
+    if shares:
+        of_the_paper = {f"paper, ns2-full {how}": row for how, row in BY_SHARE.items()}
+        figures["results-by-share"] = lines.error_by_share({**shares, **of_the_paper})
+    return figures
+
+
+_CAPTIONS = {
+    "results-over-time": "Mean test error of each predicted step, from the cards.",
+    "results-by-share": "Test error when the operator is given a random share of the input points, from the cards.",
+}
+
+
+def write_results(cards: Mapping[str, ModelCard], results: Path, readme: Path, images: Path) -> list[Path]:
+    """Rewrite the tables between their marks in both files, and the figures.
+
+    Args:
+        cards: of the zoo, by name.
+        results: the page of results.
+        readme: the front page.
+        images: the folder of the figures.
+
+    Returns:
+        What was written.
+    """
+    figures = all_pictures(cards)
+    written = []
+    for name, figure in figures.items():
+        style.save_figure(images / f"{name}.png", figure)
+        written.append(images / f"{name}.png")
+    place = images.relative_to(results.parent) if images.is_relative_to(results.parent) else images
+    shown = [f"![{_CAPTIONS[name]}]({(place / name).as_posix()}.png)\n\n*{_CAPTIONS[name]}*" for name in figures]
+    for path, text in ((results, "\n\n".join([full_table(cards), *shown])), (readme, short_table(cards))):
+        write_text(path, between_marks(path.read_text(encoding="utf-8"), "results", text, path))
+        written.append(path)
+    return written
+
+
+def between_marks(page: str, name: str, text: str, where: Path) -> str:
+    """The page with what stands between the marks of that name replaced.
+
+    Args:
+        page: with both marks.
+        name: of the marks.
+        text: to put between them.
+        where: the page comes from, for the error message.
+    """
+    begin, end = BEGIN.format(name), END.format(name)
+    found = re.findall(f"{re.escape(begin)}.*?{re.escape(end)}", page, re.S)
+    if len(found) != 1:
+        raise InputError(f"the marks `{begin}` and `{end}` in {where}", f"{len(found)} pairs of them", "Put them back")
+    return page.replace(found[0], f"{begin}\n{text}\n{end}")
