@@ -46,6 +46,15 @@ format: $(STAMP) ## rewrite the code in the house format
 bench: $(STAMP) ## time the library
 	@$(BIN)/python benchmarks/run.py
 
+.PHONY: docs
+docs: $(VENV)/.docs ## build the site in build/docs; warnings are errors
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extra docs
+	@touch $@
+
 .PHONY: clean
 clean: ## remove caches and build products, but not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from oformer.models.base import Normalization, Operator
     from oformer.models.oformer import OFormer, OFormerConfig
     from oformer.predict import Predictor
-    from oformer.problems import PROBLEMS, Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
+    from oformer.problems import (
+        PROBLEMS,
+        Airfoil,
+        Burgers,
+        Darcy,
+        Electrostatics,
+        Magnetostatics,
+        NavierStokes,
+        Problem,
+    )
     from oformer.recipes import RECIPES
     from oformer.training.evaluate import evaluate
     from oformer.training.loop import train
@@ -42,6 +51,7 @@ _HOMES = {
         "Electrostatics",
         "Magnetostatics",
         "NavierStokes",
+        "Problem",
     ),
     "oformer.recipes": ("RECIPES",),
     "oformer.training.evaluate": ("evaluate",),
@@ -71,6 +81,7 @@ __all__ = [
     "OperatorRegressor",
     "PointDataset",
     "Predictor",
+    "Problem",
     "Recipe",
     "Sample",
     "SolverDiverged",

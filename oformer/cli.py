@@ -24,12 +24,18 @@ Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
+def _either(commands: dict[str, type]) -> Any:
+    """One of several commands, by name."""
+    members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in commands.items()]
+    return Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
+
+
 @dataclass
 class List:
     """Show the named recipes, or everything about one of them and how to change it."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A recipe."""
+    """A recipe, or the Python file of one."""
 
     def run(self, rest: list[str]) -> int:
         """Print the table, or one recipe's settings."""
@@ -46,11 +52,30 @@ class List:
 
 
 @dataclass
+class New:
+    """Begin a problem of your own: a folder with an equation, a recipe and a test that run as they stand."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """A new folder; its last part, such as heat-flow, is the name of the problem."""
+
+    def run(self, rest: list[str]) -> int:
+        """Write the files, and say what to type next."""
+        from oformer.scaffold import new_project
+
+        _no_more(rest)
+        file = new_project(self.folder)
+        say(f"Wrote {self.folder}. It trains as it stands, in about a minute on a CPU:")
+        say(f"  {_program()} train {file}")
+        return 0
+
+
+@dataclass
 class Generate:
     """Make the dataset of a recipe or a problem. Interrupt it at any time: the same command goes on."""
 
     name: Name
-    """A recipe (burgers-2048), a problem (darcy, navier-stokes, airfoil...), or one of its instances (ns2, ns-mix)."""
+    """A recipe (burgers-2048) or the Python file of one, a problem (darcy, navier-stokes, airfoil...), or one of its
+    instances (ns2, ns-mix)."""
     count: int | None = None
     """Samples in all; by default those of the recipe, or 1000."""
     train: int | None = None
@@ -75,10 +100,10 @@ class Generate:
         from oformer.data.generate import estimate, first_and_last, generate
         from oformer.problems import PROBLEMS
         from oformer.problems.navier_stokes import INSTANCES
-        from oformer.recipes import RECIPES
+        from oformer.recipes import RECIPES, recipe_named
         from oformer.training.datasets import dataset_folder
 
-        recipe = RECIPES.get(self.name)
+        recipe = recipe_named(self.name) if self.name in RECIPES or ".py" in self.name else None
         if recipe is not None:
             settings = recipe.problem
         elif self.name in PROBLEMS or self.name in INSTANCES:
@@ -115,7 +140,8 @@ class Import:
     """Bring files of others into a dataset that `train --data` takes.
 
     MATLAB, .npy, .pt, PDEBench and The Well; pickles of electro- and magnetostatics; MeshGraphNets' tfrecord and
-    folders of .npz; VTK, VTU, XDMF and gmsh files, one or a folder of them, with --inputs and --targets.
+    folders of .npz; VTK, VTU, XDMF and gmsh files, one or a folder of them, with --inputs and --targets; arrays of your
+    own in .npz, .mat and HDF5, with --coords as well (docs/data-formats.md).
 
     What is understood of the file is printed first; `oformer inspect FILE` prints that alone.
     """
@@ -125,7 +151,7 @@ class Import:
     """The dataset's folder; by default one under datasets/."""
     kind: Literal[
         "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil",
-        "mesh",
+        "mesh", "arrays",
     ] | None = None  # fmt: skip
     """What the file is, instead of our guess."""
     in_times: int | None = None
@@ -136,9 +162,11 @@ class Import:
     stored: Literal["velocity", "momentum"] | None = None
     """What to keep of the airfoil's "velocity", which in published files is momentum; by default the velocity."""
     inputs: str = ""
-    """Fields of a mesh file that are input, with commas between them."""
+    """Fields of a mesh file, or arrays of a file, that are input; with commas between them."""
     targets: str = ""
     """And those that are to be predicted."""
+    coords: str = ""
+    """Arrays that are the points: one for all axes, or one for each."""
     train: int | None = None
     """The first so many samples are for training; by default all but the test samples."""
     test: int | None = None
@@ -155,8 +183,7 @@ class Import:
         _no_more(rest)
         choices: dict[str, Any] = {
             "kind": self.kind, "in_times": self.in_times, "stride": self.stride, "stored": self.stored,
-            "inputs": tuple(filter(None, self.inputs.split(","))),
-            "targets": tuple(filter(None, self.targets.split(","))),
+            **{role: tuple(filter(None, getattr(self, role).split(","))) for role in ("inputs", "targets", "coords")},
         }  # fmt: skip
         print(recognize(self.file, **choices), flush=True)
         folder = self.out or Path("datasets") / self.file.stem
@@ -171,19 +198,21 @@ class Import:
 
 @dataclass
 class Train:
-    """Train a recipe. What is missing is made first; what was stopped goes on.
+    """Train a recipe, or your own data. What is missing is made first; what was stopped goes on.
+
+    Your own data: oformer train --data my.h5 chooses a model and its steps from the data (docs/own-data.md).
 
     On several GPUs: torchrun --nproc-per-node 4 -m oformer train burgers-2048 (docs/scaling.md).
 
     Change any setting: oformer train burgers-2048 --model.encoder.width 128 (oformer list burgers-2048 shows them all).
     """
 
-    name: Name
-    """A recipe."""
+    name: Name = ""
+    """A recipe, or the Python file of one; may be left out where --data is given."""
     out: Path | None = None
     """The run's folder; by default outputs/NAME."""
     data: Path | None = None
-    """A dataset of your own instead of the recipe's."""
+    """A dataset of your own instead of the recipe's, or a file that `oformer import` needs no hints for."""
     datasets: Path = Path("datasets")
     """Where generated datasets are kept."""
     device: Device = "auto"
@@ -194,6 +223,10 @@ class Train:
     is too large for a GPU."""
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        if self.name == "[]":  # what tyro makes of an absent name beside arguments that it does not know
+            self.name = ""
+
     def run(self, rest: list[str]) -> int:
         """Train, then report."""
         from oformer.recipes import recipe_named
@@ -202,8 +235,8 @@ class Train:
         from oformer.training.distributed import started_by_torchrun
         from oformer.training.loop import train
 
-        recipe = _override(recipe_named(self.name), rest)
-        device, out = _device(self.device), self.out or Path("outputs") / self.name
+        recipe = _override(recipe_named(self.name) if self.name else _recipe_for(self.data), rest)
+        device, out = _device(self.device), self.out or Path("outputs") / recipe.name
         with started_by_torchrun(device, self.split) as ranks:
             data = ranks.first_then_others(
                 lambda: open_data(recipe, self.datasets, own=self.data, device=device, say=say)
@@ -230,11 +263,15 @@ class Evaluate:
     """Measure a trained operator on the test split, at its own and at other resolutions."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder or a checkpoint."""
+    """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     data: Path | None = None
     """Another dataset than that of its recipe."""
+    recipe: str | None = None
+    """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
     split: Literal["train", "test"] = "test"
+    samples: int | None = None
+    """Only the first so many of the split."""
     batch: int = 16
     average: int = 1
     """Also measure the mean of predictions under so many exact symmetries of the problem."""
@@ -247,31 +284,37 @@ class Evaluate:
         from oformer.analysis import resolution_sweep
         from oformer.checkpoint import load_checkpoint
         from oformer.predict import find_checkpoint
-        from oformer.training.datasets import train_and_test
         from oformer.training.evaluate import evaluate
+        from oformer.zoo import watched
 
         _no_more(rest)
         device = _device(self.device)
-        checkpoint = load_checkpoint(find_checkpoint(self.run_folder), device)
-        recipe = _recipe_of(checkpoint.recipe)
-        data = _data_of(recipe, self.data, self.datasets, device)
-        split = train_and_test(data, recipe)[self.split == "test"]
+        folder = find_checkpoint(self.run_folder)
+        checkpoint = load_checkpoint(folder, device)
+        recipe = _recipe_of(checkpoint.recipe, self.recipe)
+        split, expected = self._samples(recipe, folder, device)
         region = recipe.training.loss.region
-        scores = evaluate(checkpoint.operator, split, self.batch, region=region)
+        with watched(checkpoint.operator, len(split), say):
+            scores = evaluate(checkpoint.operator, split, self.batch, region=region)
         mean = None
-        if self.average != 1:
-            mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
-        sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
+        with watched(checkpoint.operator, None, say):
+            if self.average != 1:
+                mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
+            sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
+        difference = None if expected is None else scores.error / expected - 1
         if self.json:
             content = {**dataclasses.asdict(scores), "sweep": [dataclasses.asdict(row) for row in sweep]}
             if mean is not None:
                 content["averaged"] = {"symmetries": self.average, **dataclasses.asdict(mean)}
+            if expected is not None:
+                content["card"] = {"error": expected, "difference": difference}
             print(json.dumps(content, indent=2))
             return 0
         table(
             ("relative L2 error", f"{self.split} split, {scores.count} samples"),
             [
                 ("mean", f"{scores.error:.4%}"),
+                *([("mean, as its card says", f"{expected:.4%} (now {difference:+.3%})")] if expected else []),
                 ("median", f"{scores.median:.4%}"),
                 ("worst", f"{scores.worst:.4%} (sample {scores.worst_sample})"),
                 ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
@@ -285,6 +328,19 @@ class Evaluate:
         )
         return 0
 
+    def _samples(self, recipe: "Recipe", folder: Path, device: str) -> tuple["PointDataset", float | None]:
+        """What to measure on, and the error that a card promises there."""
+        from oformer.cards import CARD, read_card
+        from oformer.training.datasets import train_and_test
+        from oformer.zoo import open_test_samples
+
+        if self.data is None and self.split == "test" and (folder / CARD).is_file():
+            expected = read_card(folder).expected(self.samples)
+            return open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say), expected
+        data = _data_of(recipe, self.data, self.datasets, device)
+        split = train_and_test(data, recipe)[self.split == "test"]
+        return split if self.samples is None else split.subset(range(self.samples)), None
+
 
 @dataclass
 class Predict:
@@ -295,7 +351,7 @@ class Predict:
     """
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder or a checkpoint."""
+    """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     input: tyro.conf.Positional[Path]
     """The .npz file."""
     queries: Path | None = None
@@ -339,31 +395,55 @@ class Plot:
     """Draw a run: its curves, its predictions, its errors by resolution."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder."""
+    """A run folder, or the name of a trained operator (oformer zoo list)."""
     out: Path | None = None
-    """The folder for the pictures; by default RUN/plots."""
+    """The folder for the pictures; by default RUN/plots, or outputs/zoo/NAME."""
     movie: Path | None = None
     """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
     data: Path | None = None
+    recipe: str | None = None
+    """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
     device: Device = "auto"
 
     def run(self, rest: list[str]) -> int:
         """Draw and write the pictures."""
-        from oformer.plots.style import save_figure
-        from oformer.report import movie, pictures
+        from oformer.predict import find_checkpoint
+        from oformer.report import pictures
         from oformer.training.datasets import train_and_test
 
         _no_more(rest)
-        recipe = _recipe_of_run(self.run_folder)
-        data = _data_of(recipe, self.data, self.datasets, _device(self.device))
-        folder = self.out or self.run_folder / "plots"
+        run, device = self.run_folder, _device(self.device)
+        if not run.is_dir():
+            return self._draw_shipped(find_checkpoint(run), device)
+        recipe = _recipe_of_run(run, self.recipe)
+        data = _data_of(recipe, self.data, self.datasets, device)
         test = train_and_test(data, recipe)[1]
-        for name, figure in pictures(self.run_folder, test).items():
+        return self._draw(run, test, pictures(run, test), self.out or run / "plots")
+
+    def _draw_shipped(self, folder: Path, device: str) -> int:
+        """Draw a trained operator that was found by name; what its card says is not measured again."""
+        from oformer.cards import read_card
+        from oformer.checkpoint import read_config
+        from oformer.report import pictures
+        from oformer.results import card_pictures
+        from oformer.zoo import open_test_samples
+
+        card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
+        test = open_test_samples(recipe, self.datasets, device=device, say=say)
+        sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
+        figures = {**pictures(folder, test, sweep), **card_pictures(card)}
+        return self._draw(folder, test, figures, self.out or Path("outputs") / "zoo" / card.name)
+
+    def _draw(self, run: Path, test: "PointDataset", figures: dict[str, Any], folder: Path) -> int:
+        from oformer.plots.style import save_figure
+        from oformer.report import movie
+
+        for name, figure in figures.items():
             save_figure(folder / f"{name}.png", figure)
             say(f"Drew {folder / name}.png")
         if self.movie is not None:
-            movie(self.run_folder, test, self.movie)
+            movie(run, test, self.movie)
             say(f"Drew {self.movie}")
         return 0
 
@@ -373,7 +453,7 @@ class Export:
     """Write a trained operator as one file for programs without this package: .onnx or .pt2."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder or a checkpoint."""
+    """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     out: Path = Path("model.onnx")
     """The file; its ending chooses the format."""
     times: int | None = None
@@ -428,9 +508,205 @@ class Demo:
         return demo(recipe, self.out, minutes=self.minutes, fresh=self.fresh, program=_program())
 
 
+@dataclass
+class ZooList:
+    """Show the trained operators that come with the package."""
+
+    def run(self, rest: list[str]) -> int:
+        """Print the table."""
+        from oformer.shipped import zoo_folder
+        from oformer.zoo import shipped, size_of
+
+        _no_more(rest)
+        rows = [
+            (
+                name, card.data.title, f"{card.scores.error:.4%}", f"{card.parameters:,}",
+                f"{size_of(name) / 1e6:.1f} MB, {card.storage}", f"{card.seeds[0].steps:,} steps",
+                f"{card.seeds[0].minutes:.0f} min on {card.seeds[0].hardware}",
+            )
+            for name, card in shipped().items()
+        ]  # fmt: skip
+        if not rows:
+            say(f"No trained operators in {zoo_folder()} yet. Add one: oformer zoo add RUN")
+            return 0
+        table(("name", "problem", "test error", "parameters", "size", "trained", "time"), rows)
+        return 0
+
+
+@dataclass
+class ZooShow:
+    """Print the card of a trained operator: its data, training, errors and licence."""
+
+    name: Name
+
+    def run(self, rest: list[str]) -> int:
+        """Print the page."""
+        from oformer.checkpoint import CARD
+        from oformer.predict import find_checkpoint
+
+        _no_more(rest)
+        print((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
+        return 0
+
+
+@dataclass
+class ZooVerify:
+    """Make test samples again by their seed and compare the errors with the cards; exit status 1 where they differ."""
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME [NAME ...]]")] = ()
+    """Trained operators; by default all."""
+    quick: bool = False
+    """Only recompute the checksums of the files, and see that they predict."""
+    samples: int | None = None
+    """Only the first so many test samples, where all would take too long (Navier-Stokes on a CPU)."""
+    tolerance: float = 0.01
+    """The largest relative difference."""
+    datasets: Path = Path("datasets")
+    """Where the test samples are kept."""
+    batch: int = 16
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Check and print."""
+        from oformer.shipped import zoo_names
+        from oformer.zoo import compare, damage
+
+        _no_more(rest)
+        rows, good = [], True
+        for name in self.names or zoo_names():
+            wrong = damage(name)
+            words = "; ".join(wrong) or "files as written, and it predicts"
+            if not wrong and not self.quick:
+                found = compare(
+                    name, samples=self.samples, datasets=self.datasets, device=_device(self.device), batch=self.batch,
+                    say=say,
+                )  # fmt: skip
+                good &= abs(found.difference) <= self.tolerance
+                words = f"card {found.card:.4%}, now {found.now:.4%} ({found.difference:+.3%}), {found.samples} samples"
+            good &= not wrong
+            rows.append((name, words))
+        table(("name", "verified"), rows)
+        return 0 if good else 1
+
+
+@dataclass
+class ZooAdd:
+    """Measure a finished run and put its weights, card and journal into the zoo."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    seed_run: tuple[Path, ...] = ()
+    """Other runs of the same recipe with other seeds; their errors and journals are recorded beside."""
+    name: str | None = None
+    """In the zoo; by default that of the recipe."""
+    half: bool = False
+    """Ship the weights in float16; the card says what that costs."""
+    card_only: bool = False
+    """Write the card and the journals without the weights, into runs/."""
+    finer: bool = False
+    """Make the test samples at twice their resolution too, where they are not stored so finely."""
+    average: int = 1
+    """Also measure the mean of predictions under so many exact symmetries of the problem."""
+    zoo: Path | None = None
+    """The folder to write into; by default the one in which names are looked up."""
+    datasets: Path = Path("datasets")
+    batch: int | None = None
+    """Samples at once; by default as in training."""
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Measure and write."""
+        from oformer.zoo import add
+
+        _no_more(rest)
+        folder = add(
+            self.run_folder, name=self.name, seed_runs=self.seed_run, half=self.half, card_only=self.card_only,
+            finer=self.finer, average=self.average, datasets=self.datasets, root=self.zoo,
+            device=_device(self.device), batch=self.batch, say=say,
+        )  # fmt: skip
+        say(f"Wrote {folder}. Read {folder / 'README.md'}; renew the table of results: {_program()} zoo table")
+        return 0
+
+
+@dataclass
+class ZooTable:
+    """Write the cards beside the numbers of the paper: into docs/results.md and README.md, between their marks."""
+
+    results: Path = Path("docs/results.md")
+    readme: Path = Path("README.md")
+    images: Path = Path("docs/images")
+    """The folder of the two figures that show all operators together."""
+    runs: Path = Path("runs")
+    """The folder of cards without weights."""
+
+    def run(self, rest: list[str]) -> int:
+        """Rewrite both files."""
+        from oformer.results import write_results
+        from oformer.zoo import all_cards
+
+        _no_more(rest)
+        for path in write_results(all_cards(self.runs), self.results, self.readme, self.images):
+            say(f"Wrote {path}")
+        return 0
+
+
+@dataclass
+class Serve:
+    """Answer over HTTP, and show a page in which to play with trained operators (docs/serving.md). Ctrl-C stops it."""
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    """Run folders, checkpoints, or names of trained operators; by default all that come with the package."""
+    host: str = "127.0.0.1"
+    """The address to listen at; the default is reached from this machine alone."""
+    port: int = 8760
+    """0 takes a free one."""
+    name: str | None = None
+    """A host name besides localhost under which people reach it."""
+    open: bool = False
+    """Open the page in a browser."""
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Serve until stopped."""
+        from oformer.playground.server import serve
+        from oformer.shipped import zoo_folder, zoo_names
+
+        _no_more(rest)
+        sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
+        if not sources:
+            raise InputError(
+                f"a trained operator to serve, or some in {zoo_folder()}",
+                "none",
+                f"Train one in minutes with `{_program()} demo`, then: `{_program()} serve outputs/demo/run`",
+            )
+        ended = serve(
+            sources, host=self.host, port=self.port, name=self.name, device=_device(self.device), browse=self.open,
+            say=say,
+        )  # fmt: skip
+        if not ended:
+            os._exit(0)  # a solver is still at work, and would crash in a Python that tidies up around it
+        return 0
+
+
+ZOO = {"list": ZooList, "show": ZooShow, "verify": ZooVerify, "add": ZooAdd, "table": ZooTable}
+
+
+@dataclass
+class Zoo:
+    """The trained operators that come with the package: list, show, verify, add, table."""
+
+    action: tyro.conf.OmitSubcommandPrefixes[_either(ZOO)]  # pyright: ignore[reportInvalidTypeForm]
+    """What to do."""
+
+    def run(self, rest: list[str]) -> int:
+        """Do what is asked."""
+        return self.action.run(rest)
+
+
 COMMANDS = {
-    "list": List, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate, "predict": Predict,
-    "plot": Plot, "export": Export, "inspect": Inspect, "demo": Demo,
+    "list": List, "new": New, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate,
+    "predict": Predict, "plot": Plot, "export": Export, "inspect": Inspect, "zoo": Zoo, "demo": Demo,
+    "serve": Serve,
 }  # fmt: skip
 
 
@@ -464,10 +740,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
-    members = [Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items()]
-    union: Any = Union[tuple(members)]  # noqa: UP007 - a union of a computed list has no other spelling
     return tyro.cli(
-        union,
+        _either(COMMANDS),
         prog="oformer",
         description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
         "Start with: oformer demo",
@@ -505,6 +779,22 @@ def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
         description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value. What `train` itself takes "
         "(--out, --data, --device, --max-minutes...) is in: oformer train --help",
     )
+
+
+def _recipe_for(data: Path | None) -> "Recipe":
+    """A recipe for a dataset of one's own: sizes and steps chosen from it."""
+    from oformer.estimator import OperatorRegressor
+    from oformer.inspection import describe
+    from oformer.training.datasets import open_own
+
+    if data is None:
+        raise InputError("the name of a recipe, or --data", "neither", "See the recipes: oformer list")
+    say(describe(data))
+    recipe = OperatorRegressor().recipe(open_own(data), data.stem)
+    t, model = recipe.training, recipe.model
+    say(f"Chosen from the data: {t.steps:,} steps of {t.batch}, width {model.encoder.width}, "
+        f"depth {model.encoder.depth}. Change any: --training.steps, --model.encoder.width...")  # fmt: skip
+    return recipe
 
 
 def _no_more(rest: list[str]) -> None:
@@ -558,19 +848,30 @@ def _shard(text: str | None) -> tuple[int, int]:
     return i, n
 
 
-def _recipe_of(content: dict[str, Any] | None) -> "Recipe":
+def _recipe_of(content: dict[str, Any] | None, file: str | None = None) -> "Recipe":
+    """The recipe that a run or checkpoint holds; `file` makes a problem known that is not one of ours."""
     from oformer.config import from_json
+    from oformer.problems import PROBLEMS
+    from oformer.recipes import recipe_named
     from oformer.training.recipe import Recipe
 
     if content is None:
         raise InputError("a checkpoint that knows its recipe", "one without", "Give its data with --data")
+    if file is not None:
+        recipe_named(file)
+    elif content["problem"] and content["problem"]["type"] not in {kind.__name__ for kind in PROBLEMS.values()}:
+        raise InputError(
+            "a problem of this package in the recipe",
+            f"`{content['problem']['type']}`",
+            "Name the Python file that defines it: --recipe FILE.py",
+        )
     return from_json(Recipe, content, "recipe")
 
 
-def _recipe_of_run(run: Path) -> "Recipe":
+def _recipe_of_run(run: Path, file: str | None = None) -> "Recipe":
     from oformer.files import read_json
 
-    return _recipe_of(read_json(run / "recipe.json"))
+    return _recipe_of(read_json(run / "recipe.json"), file)
 
 
 def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":

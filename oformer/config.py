@@ -1,7 +1,8 @@
-"""Frozen dataclasses to JSON and back, strict both ways.
+"""Frozen dataclasses to JSON and back.
 
-A configuration is written by the program and read by the program: an unknown key, a missing key or a value of the
-wrong type is an error that names its place, never a silent default.
+A configuration is written by the program and read by the program: an unknown key, or a value of the wrong type, is an
+error that names its place. A key that is not there was written before the field existed, and takes its default; so the
+default of a new field must be what was done before it (trained weights outlive versions).
 """
 
 import dataclasses
@@ -83,7 +84,7 @@ def _read(kind: Any, content: Any, where: str) -> Any:
 
 def _read_union(arguments: tuple[Any, ...], content: Any, where: str) -> Any:
     if isinstance(content, dict) and "type" in content:
-        by_name = {a.__name__: a for a in arguments if isinstance(a, type) and dataclasses.is_dataclass(a)}
+        by_name = {kind.__name__: kind for argument in arguments for kind in _with_subclasses(argument)}
         if content["type"] not in by_name:
             raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(by_name)), content["type"])
         return _read(by_name[content["type"]], content, where)
@@ -93,6 +94,14 @@ def _read_union(arguments: tuple[Any, ...], content: Any, where: str) -> Any:
         except InputError:
             continue
     raise _wrong(where, " or ".join(getattr(a, "__name__", str(a)) for a in arguments), content)
+
+
+def _with_subclasses(kind: Any) -> Iterator[Any]:
+    """A dataclass and all that derive from it, as far as they are imported; nothing for other annotations."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        yield kind
+        for derived in kind.__subclasses__():
+            yield from _with_subclasses(derived)
 
 
 def _read_tuple(arguments: tuple[Any, ...], content: Any, where: str) -> tuple:
@@ -112,15 +121,16 @@ def _read_dataclass(kind: Any, content: Any, where: str) -> Any:
     if written != kind.__name__:
         raise _wrong(f"{where}.type", kind.__name__, written)
     hints = get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind) if f.init]
-    unknown, missing = set(content) - set(names), set(names) - set(content)
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    unknown, missing = set(content) - {f.name for f in fields}, needed - set(content)
     if unknown or missing:
         difference = [f"unknown {', '.join(sorted(unknown))}"] * bool(unknown) + [
             f"missing {', '.join(sorted(missing))}"
         ] * bool(missing)
         raise InputError(
-            f"exactly the fields of {kind.__name__} at `{where}`",
+            f"the fields of {kind.__name__} at `{where}`",
             "; ".join(difference),
             "The file was edited by hand or written by another version",
         )
-    return kind(**{name: _read(hints[name], content[name], f"{where}.{name}") for name in names})
+    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in content.items()})

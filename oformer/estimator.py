@@ -407,6 +407,24 @@ class OperatorRegressor:
             rate=self.rate,
         )
 
+    def recipe(self, data: PointDataset, name: str = "estimator") -> Recipe:
+        """What `fit` would train on a dataset, as a recipe for `train`: its sizes and steps, chosen from the data.
+
+        Args:
+            data: with splits named train and test; of others the last share is for testing.
+            name: of the recipe.
+        """
+        _check_settings(self.get_params())
+        if {"train", "test"} <= data.splits.keys():
+            learned, held = data.split("train"), len(data.split("test"))
+        else:
+            held = max(1, round(self.test_fraction * len(data)))
+            if held >= len(data):
+                raise InputError("at least two samples, one to learn from and one to test", str(len(data)))
+            learned = data.subset(range(len(data) - held))
+        sizes = self._sizes(learned)
+        return Recipe(name, Data(len(learned), held), sizes.model(data.spec.dim), sizes.training(self.seed))
+
     def _recipe(self, sizes: Sizes, data: tuple[PointDataset, PointDataset]) -> Recipe:
         split = Data(train=len(data[0]), test=len(data[1]))
         return Recipe("estimator", split, sizes.model(data[0].spec.dim), sizes.training(self.seed))

@@ -35,9 +35,9 @@ def describe(path: Path, verify: bool = False) -> str:
         raise InputError("a dataset, a run or a checkpoint", f"{path}, a folder of none of them", "Check the path")
     if path.suffix == ".safetensors":
         return _arrays(path, map_arrays(path))
-    if path.suffix == ".npz" or (path.suffix == ".npy" and not _is_published(path)):
+    if path.suffix in (".npz", ".npy") and not _is_understood(path):
         return _arrays(path, load_npz(path))
-    if path.suffix in SUFFIXES:
+    if path.suffix in (".npz", *SUFFIXES):
         return str(recognize(path))
     raise InputError(
         f"a folder of ours, or a file that ends in .npz, .safetensors, {', '.join(SUFFIXES)}",
@@ -46,13 +46,12 @@ def describe(path: Path, verify: bool = False) -> str:
     )
 
 
-def _is_published(path: Path) -> bool:
-    """Whether a .npy has the axes of a published file; only its header is read."""
+def _is_understood(path: Path) -> bool:
+    """Whether a .npy has the axes of a published file, or a .npz the names of a dataset."""
     try:
-        recognize(path)
+        return recognize(path).spec is not None
     except InputError:
         return False
-    return True
 
 
 def _dataset(store: Store, verify: bool) -> str:

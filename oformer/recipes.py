@@ -5,9 +5,12 @@ counts that the paper states are those of the code; `docs/decisions.md` lists ea
 """
 
 import dataclasses
+import importlib
+import sys
+from pathlib import Path
 
 from oformer.data.dataset import View
-from oformer.errors import unknown_name
+from oformer.errors import InputError, unknown_name
 from oformer.models import Normalization, OFormerConfig
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics
@@ -44,6 +47,7 @@ def _burgers(points: int, error: str) -> Recipe:
             optimizer=Optimizer(kind="adam", rate=8e-4, weight_decay=1e-4),
             schedule=OneCycle(warmup=0.2, start=1e4, end=1e4),
             loss=Loss(kind="relative-sequence", scale="physical", epsilon=0.0, derivative=1e-3),
+            precision="tf32",
         ),
         paper=f"Table 2, Burgers at {points} points: {error}e-3",
     )  # fmt: skip
@@ -76,6 +80,7 @@ def _darcy(points: int, paper: str) -> Recipe:
                 kind="relative-sequence", scale="physical", epsilon=1e-6, derivative=0.1,
                 derivative_boundary="zero", derivative_rows=True,
             ),
+            precision="bfloat16",
         ),
         paper=paper,
     )  # fmt: skip
@@ -110,6 +115,7 @@ def _navier_stokes(name: str, instance: str, steps: int, train: int, test: int, 
                 kind="relative-step", scale="normalized", epsilon=1e-6, derivative=0.05, derivative_rows=True
             ),
             horizon=Horizon(first=first, ramp=0.16),
+            precision="bfloat16",
         ),
         paper=f"Table 1, {name}: {error}",
     )  # fmt: skip
@@ -148,6 +154,7 @@ def _poisson(name: str, problem: Electrostatics | Magnetostatics, width: int, se
             schedule=OneCycle(warmup=0.1, start=1e2, end=1e4),
             loss=Loss(kind="squared", scale="normalized"),
             seed=seed,
+            precision="tf32",
         ),
         paper=f"Table 4, {name}: mean squared errors of potential and field {error} (x 1e-3)",
     )  # fmt: skip
@@ -182,6 +189,7 @@ def _airfoil() -> Recipe:
             schedule=OneCycle(warmup=0.3),
             loss=Loss(kind="squared", scale="normalized", region=Region(box=REGION)),
             horizon=Horizon(first=8, ramp=0.2),
+            precision="bfloat16",
         ),
         paper="Section 4.2, airfoil: momentum RMSE near the foil 15.469",
     )  # fmt: skip
@@ -260,7 +268,32 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of that name, or an error that shows the nearest one."""
+    """The recipe of that name, or of a Python file: `FILE.py` for its `recipe`, `FILE.py:NAME` for another variable."""
+    file, _, variable = name.rpartition(":") if ".py:" in name else (name, "", "recipe")
+    if file.endswith(".py"):
+        return _recipe_in(Path(file), variable)
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]
+
+
+def _recipe_in(path: Path, variable: str) -> Recipe:
+    """A recipe that a person's own file defines; running the file also makes its problems known."""
+    if not path.is_file():
+        raise InputError(f"a Python file at {path}", "nothing there", "Check the path, or begin one: oformer new NAME")
+    # Imported by its name from its folder, so that the processes that make data find its classes too.
+    folder, module = str(path.resolve().parent), path.stem
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = importlib.import_module(module) if module.isidentifier() else None
+    if found is None or Path(found.__file__ or "").resolve() != path.resolve():
+        raise InputError(
+            f"a file name that Python can import for {path}", f"`{module}`, which is no name or another module's"
+        )
+    recipe = getattr(found, variable, None)
+    if not isinstance(recipe, Recipe):
+        recipes = [name for name, value in vars(found).items() if isinstance(value, Recipe)]
+        raise InputError(
+            f"a Recipe called `{variable}` in {path}", ", ".join(recipes) or "none", "Name another: FILE.py:NAME"
+        )
+    return recipe

@@ -1,9 +1,10 @@
 """Datasets that others published, brought into our store.
 
-On grids: MATLAB, numpy, torch, PDEBench, The Well. On scattered points: pickles, TFRecord, .npz trajectories, meshes.
+On grids: MATLAB, numpy, torch, PDEBench, The Well. On scattered points: pickles, TFRecord, .npz trajectories, meshes,
+and a person's own arrays by name.
 """
 
 from oformer.data.importers.common import Layout
-from oformer.data.importers.run import KINDS, SUFFIXES, import_file, is_importable_folder, recognize
+from oformer.data.importers.run import KINDS, SUFFIXES, import_file, is_importable_folder, load_file, recognize
 
-__all__ = ["KINDS", "SUFFIXES", "Layout", "import_file", "is_importable_folder", "recognize"]
+__all__ = ["KINDS", "SUFFIXES", "Layout", "import_file", "is_importable_folder", "load_file", "recognize"]

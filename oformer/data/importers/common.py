@@ -32,8 +32,9 @@ class Choices:
     in_times: int | None = None
     stride: int | None = None  # keep one in so many frames
     stored: Stored | None = None
-    inputs: tuple[str, ...] = ()  # names of fields
+    inputs: tuple[str, ...] = ()  # names of fields or arrays
     targets: tuple[str, ...] = ()
+    coords: tuple[str, ...] = ()
 
     def refuse(self, path: Path, *names: str) -> None:
         """Refuse what means nothing for this file, rather than ignore it."""

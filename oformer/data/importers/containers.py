@@ -14,9 +14,36 @@ from oformer.data.importers.equations import by_names, navier_stokes
 from oformer.data.importers.hdf5 import dataset_in, open_hdf5
 from oformer.errors import InputError
 
+Named = tuple[str, dict[str, Rows], dict[str, float]]  # how a file is written, its arrays, its single numbers
+
+
+def matlab_version(head: bytes) -> int | None:
+    """The major version that a MATLAB file says it has: 1 for 5 to 7.2, 2 for 7.3; None if it is none."""
+    if len(head) < 128 or head[126:128] not in (b"IM", b"MI"):
+        return None
+    return head[125] if head[126:128] == b"IM" else head[124]
+
 
 @contextmanager
-def open_matlab_5(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
+def open_matlab(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
+    """A MATLAB file of one of the papers."""
+    with matlab_arrays(path) as (format, arrays, numbers):
+        yield by_names(path, format, arrays, kind, in_times, numbers)
+
+
+@contextmanager
+def matlab_arrays(path: Path) -> Iterator[Named]:
+    """What a MATLAB file holds, of any version."""
+    with path.open("rb") as file:
+        old = matlab_version(file.read(128)) == 1
+    if old:
+        yield _matlab_5(path)
+        return
+    with open_hdf5(path) as content:
+        yield _matlab_73(path, content)
+
+
+def _matlab_5(path: Path) -> Named:
     """MATLAB 5 to 7.2: each variable is read whole when it is first used."""
     import scipy.io
 
@@ -39,28 +66,26 @@ def open_matlab_5(path: Path, kind: str | None, in_times: int | None) -> Iterato
             arrays[name] = Rows(tuple(shape), lambda i, j, name=name: variable(name)[i:j], dtype)
     found = scipy.io.loadmat(path, variable_names=single) if single else {}
     numbers = {name: float(found[name][0, 0]) for name in single if found[name].dtype.kind in "fiub"}
-    yield by_names(path, "MATLAB 5 to 7", arrays, kind, in_times, numbers)
+    return "MATLAB 5 to 7", arrays, numbers
 
 
-@contextmanager
-def open_matlab_73(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
+def _matlab_73(path: Path, file: Any) -> Named:
     """MATLAB 7.3, which is HDF5 with all axes reversed: samples come last."""
     import h5py
 
-    with open_hdf5(path) as file:
-        arrays, numbers = {}, {}
-        for name in file:
-            if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Dataset):
-                continue
-            data = dataset_in(path, file, name)
-            if data.dtype.kind not in "fiub":
-                continue
-            if data.size == 1:
-                numbers[name] = float(np.asarray(data[()]).reshape(-1)[0])
-            elif data.ndim:
-                shape = tuple(reversed(data.shape))
-                arrays[name] = Rows(shape, lambda i, j, data=data: np.asarray(data[..., i:j]).T, data.dtype)
-        yield by_names(path, "MATLAB 7.3 (HDF5, axes reversed)", arrays, kind, in_times, numbers)
+    arrays, numbers = {}, {}
+    for name in file:
+        if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Dataset):
+            continue
+        data = dataset_in(path, file, name)
+        if data.dtype.kind not in "fiub":
+            continue
+        if data.size == 1:
+            numbers[name] = float(np.asarray(data[()]).reshape(-1)[0])
+        elif data.ndim:
+            shape = tuple(reversed(data.shape))
+            arrays[name] = Rows(shape, lambda i, j, data=data: np.asarray(data[..., i:j]).T, data.dtype)
+    return "MATLAB 7.3 (HDF5, axes reversed)", arrays, numbers
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def open_meshes(path: Path, choices: Choices) -> Iterator[Opened]:
     """A file, or a folder of files in the order of their names: each a sample."""
     if choices.kind not in (None, "mesh"):
         raise InputError(f"a mesh with fields in {path}", f"`{choices.kind}`", "Leave `kind`")
-    choices.refuse(path, "stored")
+    choices.refuse(path, "stored", "coords")
     sources = mesh_files(path) if path.is_dir() else (path,)
     first = _read(sources[0])
     axes = _axes(first.points)
@@ -210,6 +210,12 @@ def how_to_choose(layout: Layout, path: Path) -> InputError:
     names = [name for name in layout.arrays if name != "(cells)"]
     if not names:
         return InputError(f"fields at points or cells in {path}", "a mesh alone", "There is nothing to learn")
+    if layout.kind == "arrays":
+        return InputError(
+            f"which arrays of {path} are points, input and target",
+            f"no choice; in it, {layout.format}, are {', '.join(f'`{name}`' for name in names) or 'none'}",
+            "Say so: --coords x --inputs a --targets u; several with commas",
+        )
     return InputError(
         f"which fields of {path} are input and which are target",
         f"no choice; there are {', '.join(f'`{name}`' for name in names)}",

@@ -192,7 +192,7 @@ def open_pickle(path: Path, choices: Choices) -> Iterator[Opened]:
     """A list of samples on scattered points, read whole."""
     kind = _kind(path, choices.kind)
     refuse_in_times(choices.in_times, kind)
-    choices.refuse(path, "stride", "stored", "inputs", "targets")
+    choices.refuse(path, "stride", "stored", "inputs", "targets", "coords")
     content = read_pickle(path)
     if not isinstance(content, list) or not content:
         raise InputError(f"a list of samples in {path}", _described(content))

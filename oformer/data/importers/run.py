@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from oformer import files
+from oformer.data.dataset import PointDataset
 from oformer.data.generate import Progress, check_space, first_and_last
-from oformer.data.importers import meshfiles
+from oformer.data.importers import meshfiles, named_arrays
 from oformer.data.importers.common import Choices, Layout, Opened, Stored, reading
-from oformer.data.importers.containers import open_matlab_5, open_matlab_73, open_numpy, open_torch
+from oformer.data.importers.containers import matlab_version, open_matlab, open_numpy, open_torch
 from oformer.data.importers.hdf5 import names_in, open_hdf5
 from oformer.data.importers.meshfiles import how_to_choose, mesh_files, open_meshes
+from oformer.data.importers.named_arrays import are_meant, array_files, open_arrays
 from oformer.data.importers.pdebench import is_pdebench, open_pdebench
 from oformer.data.importers.pickles import open_pickle
 from oformer.data.importers.tfrecord import open_tfrecord
-from oformer.data.importers.trajectories import open_trajectories
+from oformer.data.importers.trajectories import are_trajectories, open_trajectories
 from oformer.data.importers.well import is_well, open_well
 from oformer.data.layout import Storage
 from oformer.data.store import Store
@@ -26,6 +28,7 @@ from oformer.fields import Card, Spec
 
 KINDS = (
     "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil", "mesh",
+    "arrays",
 )  # fmt: skip
 PICKLES = (".pkl", ".pickle")
 SUFFIXES = (".mat", ".npy", ".pt", ".pth", ".h5", ".hdf5", *PICKLES, ".tfrecord", *meshfiles.SUFFIXES)
@@ -37,7 +40,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 def is_importable_folder(folder: Path) -> bool:
     """Whether the files in a folder are samples that can be imported together."""
-    return any(folder.glob("*.npz")) or bool(mesh_files(folder))
+    return bool(array_files(folder) or mesh_files(folder))
 
 
 def recognize(
@@ -49,22 +52,36 @@ def recognize(
     stored: Stored | None = None,
     inputs: Sequence[str] = (),
     targets: Sequence[str] = (),
+    coords: Sequence[str] = (),
 ) -> Layout:
     """What a foreign file is, without importing it.
 
     Args:
-        path: a MATLAB, numpy, torch, PDEBench, The Well, pickle, TFRecord or mesh file, or a folder of .npz
-            trajectories or of mesh files.
+        path: a MATLAB, numpy, torch, PDEBench, The Well, pickle, TFRecord or mesh file, a file of named arrays, or a
+            folder of .npz trajectories, of mesh files or of files of arrays.
         kind: one of `KINDS`, instead of the guess.
         in_times: how many frames of a trajectory are input; by default ten, or one where there are not more; four for
             the airfoil.
         stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
         stored: keep the airfoil's velocity, which is the default, or its momentum.
-        inputs: names of the fields of a mesh file that are input.
+        inputs: names of the fields of a mesh file, or of the arrays of a file of your own, that are input.
         targets: names of those that are target.
+        coords: names of the arrays that are the points; in a mesh file they are known.
     """
-    with _opened(Path(path), Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets))) as opened:
+    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets), tuple(coords))
+    with _opened(Path(path), choices) as opened:
         return opened.layout
+
+
+def load_file(path: Path | str) -> PointDataset:
+    """A foreign file whose names say what is what, in memory and without a dataset on disk.
+
+    Args:
+        path: what `recognize` takes.
+    """
+    with _opened(Path(path), Choices()) as opened:
+        spec = _spec(opened)
+        return PointDataset(opened.samples(0, opened.layout.samples), spec=spec, card=_card(_spans(opened)))
 
 
 def import_file(
@@ -80,6 +97,7 @@ def import_file(
     stored: Stored | None = None,
     inputs: Sequence[str] = (),
     targets: Sequence[str] = (),
+    coords: Sequence[str] = (),
     test_file: Path | str | None = None,
     progress: Progress | None = None,
 ) -> Store:
@@ -97,17 +115,19 @@ def import_file(
         kind: one of `KINDS`, instead of the guess.
         stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
         stored: keep the airfoil's velocity, which is the default, or its momentum.
-        inputs: names of the fields of a mesh file that are input.
+        inputs: names of the fields of a mesh file, or of the arrays of a file of your own, that are input.
         targets: names of those that are target.
+        coords: names of the arrays that are the points; in a mesh file they are known.
         test_file: take the test split, by default all of it, from another file or folder of the same layout.
         progress: called with the samples done and wanted.
     """
     path, folder = Path(path), Path(folder)
-    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets))
+    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets), tuple(coords))
     if folder.exists():
         raise InputError(f"no file or folder yet at {folder}", "one", "Choose another name")
     with ExitStack() as stack:
         opened = stack.enter_context(_opened(path, choices))
+        _spec(opened)  # says how to choose, where that is not done
         if test_file is None:
             spans = _spans(opened, n_train, n_test)
         else:
@@ -119,7 +139,7 @@ def import_file(
 Span = tuple[str, Opened, int, int]  # a split, and the samples of a file that it takes
 
 
-def _spans(opened: Opened, n_train: int | None, n_test: int | None) -> list[Span]:
+def _spans(opened: Opened, n_train: int | None = None, n_test: int | None = None) -> list[Span]:
     splits = first_and_last(opened.layout.samples, n_train, n_test)
     if not splits:
         raise InputError("at least one sample to import", "none")
@@ -217,17 +237,15 @@ def _opened(path: Path, choices: Choices) -> Iterator[Opened]:
     if opening is None:
         if not path.is_file():
             raise InputError(f"a file at {path}", _absence(path), "Check the path")
-        choices.refuse(path, "stride", "stored", "inputs", "targets")
+        choices.refuse(path, "stride", "stored", "inputs", "targets", "coords")
         try:
             with path.open("rb") as file:
                 head = file.read(520)
         except OSError as error:
             raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-        matlab = _matlab_version(head)
-        if matlab == 2 or (head.startswith(_HDF5) and path.suffix == ".mat"):
-            opening = open_matlab_73(path, kind, in_times)
-        elif matlab == 1:
-            opening = open_matlab_5(path, kind, in_times)
+        matlab = matlab_version(head)
+        if matlab in (1, 2) or (head.startswith(_HDF5) and path.suffix == ".mat"):
+            opening = open_matlab(path, kind, in_times)
         elif head.startswith(b"\x93NUMPY"):
             opening = open_numpy(path, kind, in_times)
         elif head.startswith(_HDF5):
@@ -247,12 +265,16 @@ def _opened(path: Path, choices: Choices) -> Iterator[Opened]:
 def _scattered(path: Path, choices: Choices) -> AbstractContextManager[Opened] | None:
     """What opens files of scattered points, which are told by their names; None for others."""
     if path.is_dir():
-        if any(path.glob("*.npz")):
+        if mesh_files(path):
+            return open_meshes(path, choices)
+        if any(path.glob("*.npz")) and (are_trajectories(path) or not are_meant(path, choices)):
             return open_trajectories(path, choices)
-        return open_meshes(path, choices) if mesh_files(path) else None
+        return open_arrays(path, choices) if array_files(path) else None
     suffix = path.suffix.lower()
     if not path.is_file():
         return None
+    if suffix == ".npz" or (suffix in named_arrays.SUFFIXES and are_meant(path, choices)):
+        return open_arrays(path, choices)
     if suffix in PICKLES:
         return open_pickle(path, choices)
     if suffix == ".tfrecord":
@@ -265,13 +287,6 @@ def _absence(path: Path) -> str:
         return "nothing there"
     records = sorted(p.name for p in path.glob("*.tfrecord"))
     return f"a folder; name one of its files: {', '.join(records[:4])}" if records else "a folder"
-
-
-def _matlab_version(head: bytes) -> int | None:
-    """The major version that a MATLAB file says it has: 1 for 5 to 7.2, 2 for 7.3; None if it is none."""
-    if len(head) < 128 or head[126:128] not in (b"IM", b"MI"):
-        return None
-    return head[125] if head[126:128] == b"IM" else head[124]
 
 
 def _beginning(head: bytes) -> str:

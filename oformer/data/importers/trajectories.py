@@ -86,7 +86,7 @@ def airfoil(
     """
     if choices.kind not in (None, "airfoil"):
         raise InputError(f"trajectories around an airfoil in {path}", f"`{choices.kind}`", "Leave `kind`")
-    choices.refuse(path, "inputs", "targets")
+    choices.refuse(path, "inputs", "targets", "coords")
     stored = choices.stored or "velocity"
     first = trajectory(0)
     first.check(f"trajectory 0 of {path}")
@@ -155,6 +155,14 @@ def _sample(found: Trajectory, kept: range, count: int, divide: bool, where: str
 
 
 _KEYS = {"node_type": 1, "pos": 2, "cells": 3, "dns": 1, "prs": 1, "vel": 2}  # and the size of their last axis
+
+
+def are_trajectories(folder: Path) -> bool:
+    """Whether the first file of a folder has the names that tell these files from others."""
+    try:
+        return {"pos", "vel"} <= load_npz(min(folder.glob("*.npz"))).keys()
+    except InputError:  # said better by whoever reads it
+        return False
 
 
 @contextmanager

@@ -1,0 +1,299 @@
+"""A person's own arrays by name, in .npz, MATLAB and HDF5 files: the caller says which are points, input and target.
+
+Three forms: a file whose arrays have a first axis of samples; a folder with a file for each sample; an HDF5 file with
+a group for each sample. In the last two, samples may differ in their points.
+
+The names `coords`, `inputs`, `targets`, and where they exist `query_coords`, `query_features`, `weights` and
+`query_weights`, are those of `OperatorRegressor.fit`, and need not be said. Several names are channels side by side,
+and a single number of a sample becomes a channel that is constant over its points.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oformer.data.arrays import samples_of
+from oformer.data.importers.common import Choices, Layout, Opened, check_numbers, reading, refuse_in_times
+from oformer.data.importers.containers import matlab_arrays
+from oformer.data.importers.hdf5 import dataset_in, group_in, names_in, open_hdf5
+from oformer.errors import InputError, unknown_name
+from oformer.fields import Card, Sample, Spec
+from oformer.files import load_npz
+
+SUFFIXES = (".npz", ".mat", ".h5", ".hdf5")
+CHOSEN = ("coords", "inputs", "targets")
+OPTIONAL = ("query_coords", "query_features", "weights", "query_weights")
+
+Numbers = Mapping[str, Any]  # arrays by name: numpy's, or what reads like one and is read when it is cut
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file or folder holds, before anybody says what is what."""
+
+    format: str
+    shapes: dict[str, tuple[int, ...]]  # of the first sample's arrays, or of arrays over all samples
+    samples: int | None  # None: arrays have a first axis of samples
+    column: Callable[[str, int, int], list[np.ndarray]]  # of a name, for each sample from first to end
+    sources: tuple[Path, ...]
+
+    def whole(self, name: str) -> np.ndarray:
+        """An array that has no axis of samples, in a file where others have."""
+        return np.stack(self.column(name, 0, self.shapes[name][0]))
+
+
+def array_files(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that may hold a sample each, by name."""
+    return tuple(sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")))
+
+
+def are_meant(path: Path, choices: Choices) -> bool:
+    """Whether a file or folder is to be read by names: the caller says so, or it has all those that we know."""
+    if choices.kind is not None:
+        return choices.kind == "arrays"
+    if any(getattr(choices, role) for role in CHOSEN):
+        return True
+    try:
+        with reading(path, "named arrays"), _content(path) as content:
+            return set(CHOSEN) <= content.shapes.keys()
+    except InputError:  # whoever reads it in another way has a better sentence
+        return False
+
+
+@contextmanager
+def open_arrays(path: Path, choices: Choices) -> Iterator[Opened]:
+    """The arrays, understood as far as their names say it, or the caller."""
+    choices.refuse(path, "stride", "stored")
+    refuse_in_times(choices.in_times, "named arrays")
+    with _content(path) as content:
+        yield _Chosen(path, content, choices).opened()
+
+
+class _Chosen:
+    """Arrays, and which of them are what."""
+
+    def __init__(self, path: Path, content: _Content, choices: Choices):
+        self.path, self.content = path, content
+        self.names: dict[str, tuple[str, ...]] = {
+            role: getattr(choices, role) or ((role,) if role in content.shapes else ()) for role in CHOSEN
+        }
+        for chosen in self.names.values():
+            for name in chosen:
+                if name not in content.shapes:
+                    raise unknown_name("named array", name, content.shapes)
+        self.extra = tuple(name for name in OPTIONAL if name in content.shapes)
+
+    def opened(self) -> Opened:
+        """The samples, or the names alone where nothing says yet what they are."""
+        content, complete = self.content, all(self.names.values())
+        count = self._count() if complete else content.samples or 0
+        words = {name: f"{shape}{self._role(name)}" for name, shape in content.shapes.items()}
+        if not complete:
+            layout = Layout("arrays", content.format, words, count, 1, (), None)
+            return Opened(self.path, layout, Card(self.path.name), lambda first, end: [], sources=content.sources)
+        sample = self._take(0, 1)[0]
+        known, wanted = sample.input.values.shape, sample.target.shape
+        features = sample.query.values.shape[-1]
+        said = () if "weights" in self.extra else ("All points weigh the same; an array `weights` would say more.",)
+        card = Card(
+            f"Arrays of {self.path.name}",
+            inputs=self._channel_names("inputs"),
+            queries=tuple(f"query_features_{k}" for k in range(features)),
+            targets=self._channel_names("targets"),
+        )
+        layout = Layout(
+            kind="arrays",
+            format=content.format,
+            arrays=words,
+            samples=count,
+            times=wanted[0],
+            channels=card.targets,
+            spec=Spec(sample.input.coords.shape[-1], known[0], known[-1], wanted[0], wanted[-1], features),
+            assumptions=said,
+            sizes=(sample.input.points,),
+            inputs=card.inputs,
+        )
+        return Opened(self.path, layout, card, self._take, sources=content.sources)
+
+    def _count(self) -> int:
+        shapes, count = self.content.shapes, self.content.samples
+        if count is None:
+            rows = {name: shapes[name][0] for role in ("inputs", "targets") for name in self.names[role]}
+            count = min(rows.values())
+            if len(set(rows.values())) > 1:
+                said = ", ".join(f"{n} in `{name}`" for name, n in rows.items())
+                raise InputError(f"as many samples in each array of {self.path}", said)
+        if count == 0:
+            raise InputError(f"at least one sample in {self.path}", "none")
+        return count
+
+    def _role(self, name: str) -> str:
+        roles = [role for role, chosen in self.names.items() if name in chosen]
+        return f": {', '.join(roles)}" if roles else f": {name}" if name in self.extra else ""
+
+    def _take(self, first: int, end: int) -> list[Sample]:
+        places = self._places(self.names["coords"], first, end)
+        extra = {name: self._extra(name, first, end) for name in self.extra}
+        asked = extra.get("query_coords", places)
+        return samples_of(
+            coords=places,
+            inputs=self._values("inputs", places, first, end),
+            targets=self._values("targets", asked, first, end),
+            query_coords=extra.get("query_coords"),
+            query_values=extra.get("query_features"),
+            weights=extra.get("weights"),
+            query_weights=extra.get("query_weights"),
+        )
+
+    def _places(self, names: Sequence[str], first: int, end: int) -> Any:
+        """The points of all samples, or a list; several names are the axes."""
+        content, shapes = self.content, [self.content.shapes[name] for name in names]
+        shared = len(shapes[0]) <= 2 if len(names) == 1 else all(map(_is_vector, shapes))
+        if content.samples is None and shared:
+            return _side_by_side([content.whole(name) for name in names])
+        columns = [content.column(name, first, end) for name in names]
+        return [_side_by_side(axes) for axes in zip(*columns, strict=True)]
+
+    def _extra(self, name: str, first: int, end: int) -> Any:
+        if name == "query_coords":
+            return self._places((name,), first, end)
+        if name == "query_features":
+            return self.content.column(name, first, end)
+        if self.content.samples is None and _is_vector(self.content.shapes[name]):
+            return self.content.whole(name).reshape(-1)  # weights that all samples share
+        return [weights.reshape(-1) for weights in self.content.column(name, first, end)]
+
+    def _values(self, role: str, places: Any, first: int, end: int) -> list[np.ndarray]:
+        """(times, points, channels) of each sample."""
+        columns = [self.content.column(name, first, end) for name in self.names[role]]
+        counts = [len(place) for place in places] if isinstance(places, list) else [len(places)] * (end - first)
+        return [
+            self._joined(role, parts, count) for parts, count in zip(zip(*columns, strict=True), counts, strict=True)
+        ]
+
+    def _joined(self, role: str, parts: Sequence[np.ndarray], points: int) -> np.ndarray:
+        if len(parts) == 1 and parts[0].size > 1:
+            return parts[0]
+        # A single number stands for all points.
+        shaped = [np.full((points, 1), part.item()) if part.size == 1 else part for part in parts]
+        shaped = [part[:, None] if part.ndim == 1 else part for part in shaped]
+        shaped = [part[None] if part.ndim == 2 else part for part in shaped]
+        times = max(part.shape[0] for part in shaped)
+        shapes = {part.shape[-2] for part in shaped}
+        if len(shapes) > 1 or any(part.ndim != 3 or part.shape[0] not in (1, times) for part in shaped):
+            said = ", ".join(f"`{n}` {part.shape}" for n, part in zip(self.names[role], parts, strict=True))
+            raise InputError(f"the same points and frames in the {role} of {self.path}", said)
+        return np.concatenate([np.broadcast_to(part, (times, *part.shape[1:])) for part in shaped], -1)
+
+    def _channel_names(self, role: str) -> tuple[str, ...]:
+        found: list[str] = []
+        for name in self.names[role]:
+            (array,) = self.content.column(name, 0, 1)
+            count = array.shape[-1] if array.ndim > 1 else 1
+            found += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+        return tuple(found)
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """Whether an array has one axis; MATLAB, which knows no vectors, keeps it as a row or a column."""
+    return sum(n > 1 for n in shape) <= 1
+
+
+def _side_by_side(axes: Sequence[np.ndarray]) -> np.ndarray:
+    if len(axes) > 1:
+        return np.stack([axis.reshape(-1) for axis in axes], -1)
+    only = axes[0]
+    return only.reshape(-1) if _is_vector(only.shape) and only.size > 3 else only  # a row: points on a line
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[_Content]:
+    """The named arrays of a file, or of the files of a folder."""
+    if path.is_dir():
+        sources = array_files(path)
+        with _named(sources[0]) as (format, arrays):
+            shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+
+        def column(name: str, first: int, end: int) -> list[np.ndarray]:
+            return [_array_of(source, name) for source in sources[first:end]]
+
+        yield _Content(f"a folder of {format}", shapes, len(sources), column, sources)
+        return
+    groups = _groups(path)
+    if groups:
+        with open_hdf5(path) as file:
+            first_group = group_in(path, file, groups[0])
+            shapes = {name: dataset_in(path, first_group, name).shape for name in first_group}
+
+            def grouped(name: str, first: int, end: int) -> list[np.ndarray]:
+                return [_checked(path, name, group_in(path, file, group), group) for group in groups[first:end]]
+
+            yield _Content("HDF5, a group for each sample", shapes, len(groups), grouped, (path,))
+        return
+    with _named(path) as (format, arrays):
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+
+        def rows(name: str, first: int, end: int) -> list[np.ndarray]:
+            return [np.asarray(row) for row in np.asarray(arrays[name][first:end])]
+
+        yield _Content(format, shapes, None, rows, (path,))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[tuple[str, Numbers]]:
+    """The arrays of numbers in one file."""
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        yield ".npz", _numeric(load_npz(path))
+    elif suffix == ".mat":
+        with matlab_arrays(path) as (format, found, numbers):
+            single = {name: np.array([number]) for name, number in numbers.items()}
+            yield format, {**{name: _Cut(rows) for name, rows in found.items()}, **single}
+    else:
+        with open_hdf5(path) as file:
+            yield "HDF5", _numeric({name: dataset_in(path, file, name) for name in file})
+
+
+class _Cut:
+    """Rows of a MATLAB file, cut as an array is."""
+
+    def __init__(self, rows: Any):
+        self.shape, self._take = rows.shape, rows.take
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        first, end, _ = part.indices(self.shape[0])
+        return self._take(first, end)
+
+
+def _numeric(arrays: Numbers) -> Numbers:
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "fiub" and array.ndim > 0}
+
+
+def _array_of(path: Path, name: str) -> np.ndarray:
+    with _named(path) as (_, arrays):
+        if name not in arrays:
+            raise InputError(f"`{name}` in {path}", ", ".join(f"`{key}`" for key in arrays) or "nothing")
+        return np.asarray(arrays[name][:])
+
+
+def _checked(path: Path, name: str, group: Any, label: str) -> np.ndarray:
+    if name not in group:
+        raise InputError(f"`{name}` in group `{label}` of {path}", names_in(group))
+    array = np.asarray(dataset_in(path, group, name)[()])
+    check_numbers(path, name, array.dtype)
+    return array
+
+
+def _groups(path: Path) -> list[str]:
+    """The groups of an HDF5 file that has nothing else at its root; each is a sample."""
+    if path.suffix.lower() not in (".h5", ".hdf5"):
+        return []
+    import h5py
+
+    with open_hdf5(path) as file:
+        kinds = [file.get(name, getclass=True) for name in file]
+        return sorted(file) if kinds and all(kind is h5py.Group for kind in kinds) else []

@@ -1,0 +1,145 @@
+"""The documentation: every page is reachable, every link leads somewhere, every block of the how-to pages runs."""
+
+import importlib.util
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oformer
+from oformer.cli import COMMANDS, main, parse
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
+
+
+def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
+    return [(kind, code) for kind, code in FENCE.findall(page.read_text()) if kind in kinds]
+
+
+def run(page: Path, names: dict, smaller: dict[str, str]) -> dict:
+    """Run the Python and the commands of a page in their order, with some sizes made smaller."""
+    used = set()
+    for kind, code in blocks(page, "python", "bash"):
+        for large, small in smaller.items():
+            if large in code:
+                code, _ = code.replace(large, small), used.add(large)
+        if kind == "python":
+            exec(compile(code, str(page), "exec"), names)
+            continue
+        for line in code.splitlines():
+            if line.startswith("oformer "):
+                assert main(shlex.split(line, comments=True)[1:]) == 0, line
+    assert used == set(smaller), "the page no longer says what the test makes smaller"
+    return names
+
+
+def listed(page: Path) -> list[Path]:
+    """The pages that the toctrees of a page name."""
+    found = []
+    for tree in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), re.S | re.M):
+        entries = [line for line in tree.splitlines() if line and not line.startswith(":")]
+        found += [(page.parent / f"{entry}.md").resolve() for entry in entries]
+    return found
+
+
+def test_every_page_is_in_the_tree_once_and_every_entry_is_a_page():
+    found, queue = [], [DOCS / "index.md"]
+    while queue:
+        page = queue.pop()
+        found.append(page)
+        queue += listed(page)
+    assert sorted(found) == PAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", text):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)", file.read_text(), re.M)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{page.name} links to {target}#{anchor}"
+
+
+def test_the_api_page_has_the_public_names_and_no_others_of_the_package_itself():
+    shown = re.findall(r"(?:autoclass|autofunction|autoexception|py:data):: oformer\.(\w+)$", _text("api.md"), re.M)
+    assert sorted(shown) == sorted(oformer.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_commands_are_understood(page):
+    for _, code in blocks(page, "bash", "sh"):
+        for line in code.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["oformer"]:
+                assert words[1] in COMMANDS, line
+                rest = parse(words[1:])[1]
+                assert not rest or words[1] in ("train", "generate", "demo"), line
+
+
+def test_the_layers_of_the_page_are_those_of_the_contract():
+    """The drawing leaves out modules that a reader need not know, but puts none elsewhere."""
+    import tomllib
+
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    row_of = {name.strip(): row for row, names in enumerate(contract) for name in names.split("|")}
+    (drawing,) = re.findall(r"^```\n(cli\n.*?)^```", _text("how-it-works.md"), re.S | re.M)
+    rows = [[row_of[name.strip()] for name in line.split(",")] for line in drawing.splitlines()]
+    assert all(max(above) <= min(below) for above, below in itertools.pairwise(rows))
+
+
+def test_the_tutorial_runs(tmp_path, monkeypatch):
+    """From files to a picture, with six small parts and three steps."""
+    pytest.importorskip("skfem")
+    monkeypatch.chdir(tmp_path)
+    tiny = "--training.steps 3 --model.encoder.width 24 --model.query.width 24 --device cpu"
+    names = run(
+        DOCS / "tutorial.md",
+        {},
+        {
+            "COUNT, CELLS = 160, 12": "COUNT, CELLS = 6, 6",
+            "--test 16": "--test 2",
+            "oformer train --data datasets/parts": f"oformer train --data datasets/parts {tiny}",
+        },
+    )
+    wanted, points = names["wanted"], names["truth"].points
+    # The stand-in for a solver solves: heat flows in, so that all is warmer than the coolant, and the bores are not.
+    cooled = names["truth"].point_data["cooled"] == 1
+    assert (wanted[cooled] == 0).all()
+    assert (wanted[~cooled] > 0).mean() > 0.95
+    assert names["along"].shape == (200,)
+    assert len(names["answer"]) == len(points)
+    assert (tmp_path / "part.png").stat().st_size > 5000
+    assert {"predicted", "error"} <= names["meshio"].vtu.read(tmp_path / "predicted.vtu").point_data.keys()
+
+
+def test_the_start_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ((_, code),) = blocks(DOCS / "start.md", "python")
+    assert "minutes=2" in code
+    names: dict = {}
+    exec(code.replace("minutes=2", "steps=2, width=16, depth=1, quiet=True"), names)
+    assert names["answer"].shape == (1000, 1)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    if importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("furo") is None:
+        pytest.skip("the docs extra is not installed; `make docs` installs it")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "OperatorRegressor" in (tmp_path / "api.html").read_text()
+
+
+def _text(name: str) -> str:
+    return (DOCS / name).read_text()
