@@ -25,7 +25,7 @@ from oformer.models.rollout import fused_rollout
 from oformer.nn.attention import Attention, AttentionKind, Norm, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
-from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation
+from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation, in_full
 from oformer.nn.rotary import Frequencies, Rotary, expanded, once_per_grid
 
 Context = Literal["coords", "features"]
@@ -184,7 +184,8 @@ class OFormer(OperatorModel):
         self.trunk = MLP((width, *d.trunk), d.activation, context=context) if d.trunk else None
         top = d.trunk[-1] if d.trunk else width
         self.heads = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            MLP((top, *d.hidden, n), d.activation, context=0 if d.trunk else context, last_bias=True) for n in heads
+            MLP((top, *d.hidden, n), d.activation, context=0 if d.trunk else context, last_bias=True, exact_last=True)
+            for n in heads
         )
         self._initialize()
 
@@ -247,7 +248,7 @@ class OFormer(OperatorModel):
             x = torch.cat([x, input.coords.to(x.dtype)], -1)
         if codes is not None and self.join_input_code is not None:
             x = self.join_input_code(torch.cat([x, codes], -1))
-        lifted = x = self.lift_dropout(x)
+        lifted = x = in_full(self.lift_dropout(x))
         for block in self.blocks:
             x = block(x, input.coords, input.weights)
         if self.skip_norm is not None:
@@ -258,11 +259,11 @@ class OFormer(OperatorModel):
         self, latents: Float[Tensor, "batch points width"], input: Field, query: Field
     ) -> Float[Tensor, "batch queries expanded"]:
         """Latents at the query points, at the time of the input."""
-        z = self._embed(query)
+        z = once_per_grid(in_full, self._embed(query))
         z = self.cross(z, query.coords, query.weights, self.source_dropout(latents), input.coords, input.weights)
         if self.mix is not None:
             z = z + self.mix(z, query.coords, query.weights)
-        return self.expand(z)
+        return in_full(self.expand(z))
 
     def propagate(
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int

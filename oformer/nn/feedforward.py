@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class MLP(nn.Module):
         bias: bool = False,
         last_bias: bool = False,
         dropout: float = 0.0,
+        exact_last: bool = False,
     ):
         """Build the chain.
 
@@ -38,9 +40,12 @@ class MLP(nn.Module):
             bias: in all layers but the last.
             last_bias: in the last layer.
             dropout: after each activation and after the last layer.
+            exact_last: compute the last layer in float32 under any autocast: where its result is an answer, rounding
+                it to half precision may cost more than all that was rounded before.
         """
         super().__init__()
         self.width, self.activation, self.context = widths[0], ACTIVATIONS[activation], context
+        self.exact_last = exact_last
         inputs = [widths[0] + context, *widths[1:-1]]
         last = len(inputs) - 1
         self.layers = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,9 +66,22 @@ class MLP(nn.Module):
         x = F.linear(x, first.weight[:, : self.width], first.bias) if self.context else first(x)
         if drive is not None:
             x = x + drive
-        for layer in self.layers[1:]:
+        for layer in self.layers[1:-1]:
             x = layer(self.dropout(self.activation(x)))
+        if len(self.layers) > 1:
+            x = self._last(self.dropout(self.activation(x)))
         return self.dropout(x)
+
+    def _last(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if not self.exact_last or not torch.is_autocast_enabled(x.device.type):
+            return self.layers[-1](x)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.layers[-1](in_full(x))
+
+
+def in_full(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """In float32, unless it is more already: what residuals add up in, whatever autocast rounds products to."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class GatedGELU(nn.Module):

@@ -356,6 +356,23 @@ def test_recomputing_changes_no_gradient_and_keeps_one_state_a_step(name):
     assert kept[True] < kept[False] - 2 * states
 
 
+@pytest.mark.parametrize("name", ["burgers-512", "ns3"])
+def test_residuals_and_answers_are_float32_under_autocast(name):
+    """Products are rounded; what they are added to, and what is said in the end, is not."""
+    model = recipe_model(name).float()
+    batch = collate([random_sample(model.spec, 9, 9, 1.0) for _ in range(2)])
+    seen = {}
+    for part in ("blocks.1", "cross", "steps.0", "step_norms.0"):
+        module = model.get_submodule(part)
+        module.register_forward_pre_hook(lambda _, inputs, part=part: seen.update({part: inputs[0].dtype}))
+    with torch.autocast("cpu", torch.bfloat16):
+        values = model(Field(*(t.float() for t in vars(batch.input).values())), batch.query.to("cpu", torch.float32))
+    assert len(seen) == 4
+    assert set(seen.values()) == {torch.float32}
+    assert values.dtype == torch.float32
+    assert not torch.equal(values, values.bfloat16().float())
+
+
 @exact
 def test_the_state_at_the_time_of_the_input_is_never_decoded():
     model = recipe_model("ns3")
