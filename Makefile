@@ -46,10 +46,16 @@ format: $(STAMP) ## rewrite the code in the house format
 bench: $(STAMP) ## time the library
 	@$(BIN)/python benchmarks/run.py
 
+# The live page needs npm and the network at its first build; LIVE=0 builds the site without it.
+LIVE ?= 1
+
 .PHONY: docs
-docs: $(VENV)/.docs ## build the site in build/docs; warnings are errors
-	@$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
-	@echo "open build/docs/index.html"
+docs: $(VENV)/.docs ## build the site in build/docs; warnings are errors; LIVE=0 leaves out the live page
+ifneq ($(LIVE),0)
+	@$(BIN)/python tools/live.py build/live
+endif
+	@$(BIN)/sphinx-build -W --keep-going -q $(if $(filter 0,$(LIVE)),,-t live) -b html docs build/docs
+	@echo "open build/docs/index.html, or for the live page: $(BIN)/python -m http.server -d build/docs"
 
 $(VENV)/.docs: $(STAMP)
 	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extra docs

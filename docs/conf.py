@@ -31,6 +31,8 @@ html_title = f"oformer {release}"
 html_copy_source = False
 html_show_sphinx = False
 html_static_path: list[str] = []
+# The live page is asked for by `-t live`, after tools/live.py has made it; Sphinx puts `tags` here.
+html_extra_path = ["../build/live"] if tags.has("live") else []
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f5f8b", "color-brand-content": "#1f5f8b"},
     "dark_css_variables": {"color-brand-primary": "#8cc4e8", "color-brand-content": "#8cc4e8"},

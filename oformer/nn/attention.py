@@ -32,6 +32,7 @@ def linear_product(
     layer: "Attention",
     q: Float[Tensor, "batch queries heads width"],
     k: Float[Tensor, "batch points heads width"],
+    v: Float[Tensor, "batch points heads width"] | None,
     source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
 ) -> Float[Tensor, "batch queries width"]:
@@ -41,8 +42,7 @@ def linear_product(
     precedes the product with Q. So no point ever holds the values or the results of all heads.
     """
     heads = layer.heads
-    if "v" in layer.normalize:
-        v = layer.project("v", source, weights)
+    if v is not None:
         v = v * weights[:, :, None, None].to(v.dtype)
         seen = over_points(k.permute(0, 2, 3, 1) @ v.transpose(1, 2))
     else:
@@ -65,6 +65,7 @@ def softmax_product(
     layer: "Attention",
     q: Float[Tensor, "batch queries heads width"],
     k: Float[Tensor, "batch points heads width"],
+    v: Float[Tensor, "batch points heads width"] | None,
     source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
 ) -> Float[Tensor, "batch queries width"]:
@@ -75,7 +76,7 @@ def softmax_product(
             "softmax, which needs every pair of points",
             "Set model.attention, or split the samples",
         )
-    v = layer.project("v", source, weights)
+    assert v is not None  # this kind forms its values
     bias = weights.log()[:, None, None, :].to(q.dtype)
     bias = bias.expand(q.shape[0], 1, q.shape[1], -1)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -88,13 +89,14 @@ class Kind:
     """A kind of attention: what it normalizes, and how it combines."""
 
     normalized: tuple[str, ...]  # of "q", "k", "v"
-    product: "Callable[[Attention, Tensor, Tensor, Tensor, Tensor], Tensor]"
+    product: "Callable[[Attention, Tensor, Tensor, Tensor | None, Tensor, Tensor], Tensor]"
+    forms_values: bool = True  # or does the product use that V is a plain projection of the source
 
 
 AttentionKind = Literal["galerkin", "fourier", "softmax"]
 KINDS: dict[AttentionKind, Kind] = {
     "galerkin": Kind(normalized=("k", "v"), product=linear_product),
-    "fourier": Kind(normalized=("q", "k"), product=linear_product),
+    "fourier": Kind(normalized=("q", "k"), product=linear_product, forms_values=False),
     "softmax": Kind(normalized=("q", "k"), product=softmax_product),
 }
 
@@ -166,31 +168,36 @@ class Attention(nn.Module):
         itself = source is None
         if source is None or source_coords is None or source_weights is None:
             source, source_coords, source_weights = x, coords, weights
-        q, k = self.project("q", x, weights), self.project("k", source, source_weights)
+        kind = KINDS[self.kind]
+        of_source = ("k", "v") if kind.forms_values else ("k",)
+        if itself:
+            q, *others = self._project(("q", *of_source), x, weights)
+        else:
+            (q,) = self._project(("q",), x, weights)
+            others = self._project(of_source, source, source_weights)
+        k, v = others[0], others[1] if kind.forms_values else None
         if self.rotary is not None:
             tables = self.rotary.tables(coords)
             q = self.rotary(q, tables)
             k = self.rotary(k, tables if itself else self.rotary.tables(source_coords))
-        return KINDS[self.kind].product(self, q, k, source, source_weights)
+        return kind.product(self, q, k, v, source, source_weights)
 
-    def project(
-        self,
-        name: Literal["q", "k", "v"],
-        x: Float[Tensor, "batch points width"],
-        weights: Float[Tensor, "batch points"],
-    ) -> Float[Tensor, "batch points heads width"]:
-        """Queries, keys or values of the points, normalized where the kind asks for it."""
-        projection: nn.Linear = getattr(self, name)
+    def _project(
+        self, names: tuple[str, ...], x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]
+    ) -> list[Float[Tensor, "batch points heads width"]]:
+        """Queries, keys or values of the points, in one product; each normalized where the kind asks for it."""
+        matrix = torch.cat([getattr(self, name).weight for name in names])
+        shared = expanded(x) and expanded(weights)  # one grid for all samples: everything is done once
+        points, weights = (x[:1], weights[:1]) if shared else (x, weights)
 
         def heads(points: Tensor) -> Tensor:
-            return projection(points).unflatten(-1, (self.heads, -1))
+            return F.linear(points, matrix).unflatten(-1, (len(names), self.heads, -1))
 
-        if name not in self.normalize:
-            return once_per_grid(heads, x)
-        normalize = self.normalize[name]
-        if expanded(x) and expanded(weights):
-            return once_per_grid(lambda points: normalize(heads(points), weights[:1]), x)
-        return normalize(once_per_grid(heads, x), weights)
+        found = []
+        for name, part in zip(names, once_per_grid(heads, points).unbind(2), strict=True):
+            part = self.normalize[name](part, weights) if name in self.normalize else part
+            found.append(part.expand(x.shape[0], *part.shape[1:]) if shared else part)
+        return found
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:
