@@ -28,7 +28,7 @@ from oformer.models import Operator
 from oformer.predict import Predictor
 from oformer.recipes import recipe_named
 from oformer.training.optimizers import Descent
-from oformer.training.recipe import Recipe, Training
+from oformer.training.recipe import AUTOCAST, Recipe, Training
 from oformer.training.step import Stepper
 
 WARM_UP = 3  # after a first step, which compiles: then steps are recorded, and settle
@@ -168,7 +168,7 @@ class Trainer:
         self.settings, self.times, self.device = _settings(case, recipe), spec.out_times, device
         self.operator = Operator(recipe.model.build(spec), recipe.normalization).to(device).train()
         self.operator.model.recompute = self.settings.recompute
-        self.operator.autocast = torch.bfloat16 if case.precision == "bfloat16" else None
+        self.operator.autocast = AUTOCAST.get(case.precision)
         torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
         self.stepper = Stepper(self.operator, self.settings, device)
         self.descent = Descent(self.operator, self.settings.optimizer, self.stepper.record)
@@ -317,7 +317,7 @@ def matmul_tflops(device: torch.device, precision: str) -> float:
 
 
 def _dtype(precision: str) -> torch.dtype:
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return AUTOCAST.get(precision, torch.float32)
 
 
 def random_batch(spec: Spec, size: int, device: torch.device, points: int) -> Batch:

@@ -38,7 +38,7 @@ REFERENCE = HERE / "reference.csv"
 NAMES = ("ns2-full", "darcy-141", "burgers-2048", "electro@16")
 SEQUENCES = "ns2-full"  # the recipe of inference, growth and horizon
 MODES = ("plain", "eager", "compiled", "recipe")
-PRECISIONS = ("float32", "tf32", "bfloat16")
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 DEFAULT = ("train", "infer")
 SLOWER, LARGER = 0.95, 1.05  # parts of the reference's speed and memory beyond which a row is flagged
 # On a CPU the recipes' own sizes would take an hour: so many samples, and about so many points in all.

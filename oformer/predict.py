@@ -39,7 +39,7 @@ class Predictor:
         source: str | Path | Checkpoint,
         device: torch.device | str | None = None,
         *,
-        precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+        precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32",
         compile: bool = False,
         memory_gb: float | None = None,
     ):
@@ -48,7 +48,7 @@ class Predictor:
         Args:
             source: a run folder, a checkpoint folder, the name of a trained operator, or a loaded checkpoint.
             device: where to compute; by default a GPU if there is one.
-            precision: float32 as trained, or faster on a GPU: products in TF32, or the model in bfloat16.
+            precision: float32 as trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16.
             compile: compile the model at the first call, which takes a minute; pays for many calls of one shape.
             memory_gb: GiB to compute in, beside the weights; by default most of what is free when it is called.
         """
@@ -59,7 +59,7 @@ class Predictor:
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)
         )
         self.operator = self.checkpoint.operator.to(self.device).eval()
-        self.operator.autocast = torch.bfloat16 if precision == "bfloat16" else None
+        self.operator.autocast = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
         self.precision, self.memory_gb = precision, memory_gb
         model = self.operator.model
         self._encode = torch.compile(model.encode) if compile else model.encode

@@ -42,12 +42,14 @@ def linear_product(
     precedes the product with Q. So no point ever holds the values or the results of all heads.
     """
     heads = layer.heads
+    # Both factors get the root of the weight: of many points, the weight itself would be lost in half precision.
+    root = weights.sqrt()[:, :, None]
+    k = k * root[..., None].to(k.dtype)
     if v is not None:
-        v = v * weights[:, :, None, None].to(v.dtype)
+        v = v * root[..., None].to(v.dtype)
         seen = over_points(k.permute(0, 2, 3, 1) @ v.transpose(1, 2))
     else:
-        weighted = source * weights[:, :, None].to(source.dtype)
-        seen = over_points(k.flatten(2).mT @ weighted).unflatten(1, (heads, -1))
+        seen = over_points(k.flatten(2).mT @ (source * root.to(source.dtype))).unflatten(1, (heads, -1))
         seen = seen @ layer.v.weight.unflatten(0, (heads, -1)).mT
     if isinstance(layer.out, nn.Identity):
         return q[:, :, 0] @ seen[:, 0]

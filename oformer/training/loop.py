@@ -37,7 +37,7 @@ from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
-from oformer.training.recipe import Recipe
+from oformer.training.recipe import AUTOCAST, Recipe
 from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
@@ -104,7 +104,7 @@ def train(
     """
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
-    _check(recipe, ranks)
+    _check(recipe, device, ranks)
     ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
     state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:
@@ -153,7 +153,7 @@ def train(
     return Outcome(_usable(state), state.step, reason, state.scores)
 
 
-def _check(recipe: Recipe, ranks: Ranks) -> None:
+def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
     """Refuse what cannot be shared out, before anything is written."""
     settings, (_, world) = recipe.training, ranks.share
     if settings.batch % (world * settings.accumulate):
@@ -161,6 +161,12 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
             "a batch that ranks and training.accumulate share out evenly",
             f"{settings.batch} over {world} and {settings.accumulate}",
             f"Take a multiple of {world * settings.accumulate}",
+        )
+    if ranks.world > 1 and used_precision(settings, device) == "float16":
+        raise InputError(
+            "another precision than float16, whose scale belongs to one process, on several ranks",
+            f"{ranks.world} ranks",
+            "Set training.precision to bfloat16 or tf32",
         )
     if not ranks.splits_points:
         return
@@ -238,6 +244,8 @@ def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]
     state.step, state.minutes, state.best = progress["step"], progress["minutes"], progress["best"]
     state.evaluations_since_best = progress["evaluations_since_best"]
     state.scores = Scores.of(progress["scores"]) if progress["scores"] else None
+    if state.stepper.scale is not None and "scale" in groups:
+        state.stepper.scale.value.copy_(groups["scale"]["value"])
     torch.set_rng_state(groups["random"]["cpu"])
     if "cuda" in groups["random"] and torch.cuda.is_available():
         torch.cuda.set_rng_state(groups["random"]["cuda"])
@@ -251,6 +259,8 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     if state.average is not None:
         tensors.update({f"weights/{i}": p for i, p in enumerate(state.average.parameters)})
+    if state.stepper.scale is not None:
+        tensors["scale/value"] = state.stepper.scale.value
     progress = {
         "step": state.step,
         "minutes": state.minutes,
@@ -418,7 +428,7 @@ def _precision(recipe: Recipe, operator: Operator, device: torch.device) -> Iter
     before = torch.get_float32_matmul_precision()
     precision = used_precision(recipe.training, device)
     torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
-    operator.autocast = torch.bfloat16 if precision == "bfloat16" else None
+    operator.autocast = AUTOCAST.get(precision)
     try:
         yield
     finally:

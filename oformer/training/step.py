@@ -29,6 +29,27 @@ def used_precision(settings: Training, device: torch.device) -> Precision:
     return settings.precision if device.type == "cuda" else "float32"
 
 
+class Scale:
+    """What losses are multiplied by, so that gradients stay in the range of float16, and divided by again.
+
+    It grows, doubling in `PATIENCE` steps, until some gradient leaves the range; that step then has none, and the scale
+    is halved. All of it happens on the device, without anybody waiting.
+    """
+
+    PATIENCE = 1000
+
+    def __init__(self, device: torch.device):
+        """Begin where gradients of means over many points need it to be."""
+        self.value = torch.full((), 2.0**16, device=device)
+
+    def settle(self, gradients: list[Tensor]) -> None:
+        """Undo the scale in gradients; all are zero where one is not finite."""
+        finite = torch.stack(torch._foreach_norm(gradients)).isfinite().all()
+        for gradient in gradients:
+            gradient.copy_(torch.where(finite, gradient / self.value, 0.0))
+        self.value *= torch.where(finite, 2 ** (1 / self.PATIENCE), 0.5)
+
+
 class Stepper:
     """Leaves the gradients of the mean loss of a batch in the parameters of an operator."""
 
@@ -67,7 +88,12 @@ class Stepper:
             record = CudaGraphs(device)
         self.record = record
         self._parameters = list(operator.parameters())
-        self._gradients = [torch.zeros_like(p) for p in self._parameters] if self.record else []
+        # One piece of memory, so that what concerns all gradients is one kernel.
+        sizes = [p.numel() for p in self._parameters] if self.record else []
+        self._all_gradients = torch.zeros(sum(sizes), dtype=self._parameters[0].dtype, device=device)
+        parts = self._all_gradients.split(sizes) if sizes else ()
+        self._gradients = [part.view_as(p) for part, p in zip(parts, self._parameters, strict=bool(sizes))]
+        self.scale = Scale(device) if used_precision(settings, device) == "float16" else None
         self._met: set[tuple] = set()
         self._recorded: dict[tuple, tuple[_Gradients, Work]] = {}
 
@@ -88,7 +114,10 @@ class Stepper:
         if self.record is None:
             for p in self._parameters:
                 p.grad = None
-            return add_gradients(self.operator, self.settings, batch, times)
+            numbers = add_gradients(self.operator, self.settings, batch, times, self.scale)
+            if self.scale is not None:
+                self.scale.settle([p.grad for p in self._parameters if p.grad is not None])
+            return numbers
         found, do = self._work(batch, times, self.record)
         do()
         for p, gradient, present in zip(self._parameters, self._gradients, found.present, strict=True):
@@ -125,23 +154,35 @@ class _Gradients:
         s = self.stepper
         for p in s._parameters:
             p.grad = None
-        found = add_gradients(s.operator, s.settings, self.batch, self.times)
+        found = add_gradients(s.operator, s.settings, self.batch, self.times, s.scale)
         self.names, self.numbers = tuple(found), torch.stack(list(found.values()))
         pairs = [(kept, p.grad) for kept, p in zip(s._gradients, s._parameters, strict=True) if p.grad is not None]
         self.present = [p.grad is not None for p in s._parameters]
         torch._foreach_copy_([kept for kept, _ in pairs], [gradient for _, gradient in pairs])
+        if s.scale is not None:
+            s.scale.settle([s._all_gradients])
         for p in s._parameters:  # the memory of a recording must not be held from outside
             p.grad = None
 
 
-def add_gradients(operator: Operator, settings: Training, batch: Batch, times: int) -> dict[str, Tensor]:
-    """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts."""
+def add_gradients(
+    operator: Operator, settings: Training, batch: Batch, times: int, scale: Scale | None = None
+) -> dict[str, Tensor]:
+    """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts.
+
+    Args:
+        operator: whose parameters get the gradients.
+        settings: of the loss and of slices.
+        batch: the samples.
+        times: how many frames to predict.
+        scale: of the loss, and then of the gradients, where they pass through float16.
+    """
     turns = settings.accumulate
     size = batch.size // turns
     found = []
     for start in range(0, batch.size, size):
         value, parts = settings.loss(operator, some_samples(batch, slice(start, start + size)), times)
-        (value / turns).backward()
+        (value / turns if scale is None else value * (scale.value / turns)).backward()
         found.append({"loss": value.detach(), **parts})
     if turns == 1:
         return found[0]

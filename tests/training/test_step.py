@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,7 +34,7 @@ from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Descent, Optimizer
-from oformer.training.recipe import Recipe, Training
+from oformer.training.recipe import AUTOCAST, Recipe, Training
 from oformer.training.step import Stepper, used_precision
 from tests.tiny import tiny_recipe
 
@@ -420,6 +422,61 @@ def compare_horizons() -> None:
 # Precision.
 
 
+def test_float16_keeps_small_gradients_by_its_scale():
+    """As near to float32 as 10 bits come; without the scale, much is lost below its range."""
+    (batch,) = batches(2)
+    found = {}
+    for name, autocast, scale in (
+        ("exact", None, None),
+        ("lost", torch.float16, None),
+        ("kept", torch.float16, step.Scale(torch.device("cpu"))),
+    ):
+        operator = navier_stokes()
+        operator.autocast = autocast
+        stepper = Stepper(operator, training(), "cpu")
+        stepper.scale = scale
+        stepper(batch, 3)
+        found[name] = gradients(operator)
+    assert relative(found["kept"], found["exact"]) < 2e-3
+    assert relative(found["lost"], found["exact"]) > 3 * relative(found["kept"], found["exact"])
+
+
+def test_the_scale_grows_until_a_gradient_leaves_the_range():
+    scale = step.Scale(torch.device("cpu"))
+    start = float(scale.value)
+    gradient, other = torch.full((3,), 2 * start), torch.ones(2)
+    scale.settle([gradient, other])
+    assert gradient.tolist() == [2.0] * 3
+    grown = float(scale.value)
+    assert grown == pytest.approx(start * 2 ** (1 / scale.PATIENCE), rel=1e-6)
+    gradient[0] = math.inf
+    scale.settle([gradient, other])
+    assert gradient.tolist() == [0.0] * 3
+    assert other.tolist() == [0.0] * 2
+    assert float(scale.value) == pytest.approx(grown / 2, rel=1e-6)
+
+
+def test_the_scale_goes_on_where_it_was(tmp_path, tiny_data, monkeypatch):
+    monkeypatch.setattr(step, "used_precision", lambda settings, device: settings.precision)
+    recipe = tiny_recipe(steps=6, precision="float16", checkpoint_every=3)
+    whole = run(recipe, tmp_path / "whole", tiny_data)
+    tensors = load_tensors(checkpoints(tmp_path / "whole")[-1] / STATE)
+    assert float(tensors["scale/value"]) == pytest.approx(2.0 ** (16 + 6 / 1000), rel=1e-5)
+    first = checkpoints(tmp_path / "whole")[0]
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / checkpoints(tmp_path / "whole")[-1].name)
+    assert first.name in {path.name for path in checkpoints(tmp_path / "cut")}
+    resumed = run(recipe, tmp_path / "cut", tiny_data)
+    for a, b in zip(whole.operator.parameters(), resumed.operator.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_float16_is_refused_on_several_ranks():
+    recipe = tiny_recipe(steps=2, precision="float16")
+    with pytest.raises(InputError, match="float16, whose scale belongs to one process"):
+        loop._check(recipe, torch.device("cuda"), Ranks(rank=0, world=2))
+
+
 def test_a_cpu_computes_in_float32():
     for recipe in RECIPES.values():
         assert used_precision(recipe.training, torch.device("cpu")) == "float32"
@@ -512,22 +569,22 @@ def test_a_batch_filled_up_gives_the_same_scores(tiny_data, batch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_captured_step_is_the_plain_one(precision):
     compare_captured(False, precision)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_captured_and_compiled_step_is_the_plain_one(precision):
     without_shape_checks(f"compare_captured(True, {precision!r})")
 
 
 def compare_captured(compile: bool, precision: str) -> None:
     one, other = navier_stokes().cuda(), navier_stokes().cuda()
-    one.autocast = other.autocast = torch.bfloat16 if precision == "bfloat16" else None
-    plain = Stepper(one, training(compile=False, capture=False), "cuda")
-    captured = Stepper(other, training(compile=compile), "cuda")
+    one.autocast = other.autocast = AUTOCAST.get(precision)
+    plain = Stepper(one, training(compile=False, capture=False, precision=precision), "cuda")
+    captured = Stepper(other, training(compile=compile, precision=precision), "cuda")
     assert isinstance(captured.record, CudaGraphs)
     tolerance = 1e-3 if precision == "float32" else 4e-2
     for batch, times in zip(batches(4, 2, 4, 4, 2, 4, 2, 4), (6, 6, 6, 3, 6, 6, 6, 3), strict=True):
