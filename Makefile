@@ -51,11 +51,14 @@ LIVE ?= 1
 
 .PHONY: docs
 docs: $(VENV)/.docs ## build the site in build/docs; warnings are errors; LIVE=0 leaves out the live page
-ifneq ($(LIVE),0)
+ifeq ($(LIVE),0)
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+else
 	@$(BIN)/python tools/live.py build/live
+	@$(BIN)/sphinx-build -W --keep-going -q -t live -b html docs build/docs
+	@echo "for the live page: $(BIN)/python -m http.server -d build/docs"
 endif
-	@$(BIN)/sphinx-build -W --keep-going -q $(if $(filter 0,$(LIVE)),,-t live) -b html docs build/docs
-	@echo "open build/docs/index.html, or for the live page: $(BIN)/python -m http.server -d build/docs"
+	@echo "open build/docs/index.html"
 
 $(VENV)/.docs: $(STAMP)
 	@$(PYTHON) tools/bootstrap.py --venv $(VENV) --extra docs

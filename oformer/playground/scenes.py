@@ -199,6 +199,11 @@ class Curve(Scene):
         (sample,) = self.problem.solve({"initial": self._curve(state, self.problem.points)})
         return resample(sample.target[:, :, 0], resolution)[..., None]
 
+    def unseen(self, state: State) -> str:
+        """Training had curves of mean zero, and the mean is what carries all others along."""
+        mean = sum(state["values"]) / CONTROLS
+        return "" if abs(mean) < 0.005 else f"a mean of {mean:.3g}, where all curves of training have mean zero"
+
     def _curve(self, state: State, points: int) -> Float[Tensor, "1 points"]:
         return resample(torch.tensor([state["values"]], dtype=torch.float64), points)
 

@@ -47,6 +47,13 @@ def test_the_input_is_what_the_operator_was_built_for(scene):
             assert bool(torch.isfinite(solution).all())
 
 
+def test_a_lifted_curve_is_told_from_those_of_training(service):
+    scene = service.models["burgers"].scene
+    state = scene.example(0)
+    assert not scene.unseen(state)
+    assert "a mean of 0.2" in scene.unseen({"values": [value + 0.2 for value in state["values"]]})
+
+
 @pytest.mark.parametrize("name", ["burgers", "darcy", "navier-stokes"])
 def test_at_the_points_of_training_it_is_a_sample_of_the_problem(name, service):
     """Input and solution of a drawn state, against `Problem.samples` thinned as the recipe views it."""
