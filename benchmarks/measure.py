@@ -25,10 +25,11 @@ from oformer.checkpoint import Checkpoint
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.meshes.grids import periodic_grid
 from oformer.models import Operator
+from oformer.models.base import AUTOCAST
 from oformer.predict import Predictor
 from oformer.recipes import recipe_named
 from oformer.training.optimizers import Descent
-from oformer.training.recipe import AUTOCAST, Recipe, Training
+from oformer.training.recipe import Recipe, Training
 from oformer.training.step import Stepper
 
 WARM_UP = 3  # after a first step, which compiles: then steps are recorded, and settle

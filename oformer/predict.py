@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from oformer.errors import InputError, unknown_name
 from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
+from oformer.models.base import AUTOCAST, Precision, products_in
 from oformer.models.chunked import answered_in_chunks, moved, points_of
 from oformer.nn.rotary import once_per_grid
 from oformer.shipped import zoo_folder, zoo_names
@@ -39,7 +39,7 @@ class Predictor:
         source: str | Path | Checkpoint,
         device: torch.device | str | None = None,
         *,
-        precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32",
+        precision: Precision = "float32",
         compile: bool = False,
         memory_gb: float | None = None,
     ):
@@ -59,8 +59,9 @@ class Predictor:
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)
         )
         self.operator = self.checkpoint.operator.to(self.device).eval()
-        self.operator.autocast = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision)
-        self.precision, self.memory_gb = precision, memory_gb
+        self.operator.autocast = AUTOCAST.get(precision)
+        self.precision: Precision = precision
+        self.memory_gb = memory_gb
         model = self.operator.model
         self._encode = torch.compile(model.encode) if compile else model.encode
         self._respond = torch.compile(model.answer) if compile else model.answer
@@ -101,7 +102,7 @@ class Predictor:
         self.operator.check(field, query)
         times = self.spec.out_times if times is None else times
         answer_on = torch.device(answer_on)
-        with self._precision():
+        with products_in(self.precision):
             values = self._answer(field, query, times, chunk, answer_on)
         asked = moved(query, answer_on)
         answer = Field(asked.coords, values, asked.weights)
@@ -195,16 +196,6 @@ class Predictor:
     def _autocast(self) -> torch.autocast:
         dtype = self.operator.autocast
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
-
-    @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
-        """Products as precise as was asked for; torch is as it was when the block ends."""
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest" if self.precision == "float32" else "high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
 
 
 def read_field(path: Path, values_needed: bool = True) -> Field:

@@ -379,13 +379,4 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
             one = one.pin_memory()
         return one.to(device, non_blocking=True).expand(tensor.shape)
 
-    def field(f: Field) -> Field:
-        return Field(move(f.coords), move(f.values), move(f.weights))
-
-    return Batch(
-        input=field(batch.input),
-        query=field(batch.query),
-        target=move(batch.target),
-        parameters={name: move(value) for name, value in batch.parameters.items()},
-        cells=batch.cells,
-    )
+    return batch.each(move)

@@ -3,7 +3,8 @@
 Everything outside `Operator` speaks physical units. The statistics are buffers, saved with the weights.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,7 +19,23 @@ from oformer.moments import Moments
 from oformer.nn.normalizer import GridNormalizer, Normalizer
 from oformer.nn.rotary import once_per_grid
 
+# float32: as it says; tf32: float32 with 10 bits of the factors in products; float16: products and activations with 10
+# bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.
+# Phases, statistics, norms, residuals, losses, weights and their moments are float32 under each.
+Precision = Literal["float32", "tf32", "float16", "bfloat16"]
+AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Values = Literal["none", "scalar", "channel", "max-abs", "pointwise"]
+
+
+@contextlib.contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Products of float32 numbers as precise as is asked for; torch is as it was when the block ends."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class ModelConfig(Protocol):

@@ -407,12 +407,23 @@ def _fetch(
 
 
 @gluon.jit
+def _refill(at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.constexpr):
+    """Fill the place of the tile before the present one again."""
+    arena, ring, ready, schedule, total, program, first, shared_tiles, time = queue
+    ahead = at + (STAGES - 1)
+    _fetch(
+        arena, ring, ready, schedule, ahead, (ahead < total) & (at > 0), program, first, shared_tiles, time, P, PER,
+        STAGES,
+    )  # fmt: skip
+
+
+@gluon.jit
 def _turn(
     a, acc, at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.constexpr, OUT: gl.constexpr = 128,
     INTO: gl.constexpr = 128,
 ):  # fmt: skip
     """acc += a (next tile)^T; the place of the tile before it is filled again."""
-    arena, ring, ready, schedule, total, program, first, shared_tiles, time = queue
+    ring, ready = queue[1], queue[2]
     slot = at % STAGES
     mbarrier.wait(ready.index(slot), (at // STAGES) & 1)
     b = ring.index(slot)
@@ -422,11 +433,7 @@ def _turn(
         b = b.slice(0, INTO, dim=1)
     acc = warpgroup_mma(a, b.permute((1, 0)), acc, is_async=True)
     acc = warpgroup_mma_wait(1, deps=(acc,))
-    ahead = at + (STAGES - 1)
-    _fetch(
-        arena, ring, ready, schedule, ahead, (ahead < total) & (at > 0), program, first, shared_tiles, time, P, PER,
-        STAGES,
-    )  # fmt: skip
+    _refill(at, queue, P, PER, STAGES)
     return acc, at + 1
 
 
@@ -441,18 +448,14 @@ def _row(state, acc, at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.c
 @gluon.jit
 def _take(at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr):
     """The next tile as numbers; no product may be under way."""
-    arena, ring, ready, schedule, total, program, first, shared_tiles, time = queue
+    ring, ready = queue[1], queue[2]
     slot = at % STAGES
     mbarrier.wait(ready.index(slot), (at // STAGES) & 1)
     if KIND == "half":
         x = ring.index(slot)._reinterpret(gl.float16, [128, 128], _SHARED).load(_TILE).to(gl.float32)
     else:
         x = ring.index(slot).load(_TILE).to(gl.float32)
-    ahead = at + (STAGES - 1)
-    _fetch(
-        arena, ring, ready, schedule, ahead, (ahead < total) & (at > 0), program, first, shared_tiles, time, P, PER,
-        STAGES,
-    )  # fmt: skip
+    _refill(at, queue, P, PER, STAGES)
     return x, at + 1
 
 

@@ -32,12 +32,13 @@ from oformer.errors import InputError, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
+from oformer.models.base import AUTOCAST, products_in
 from oformer.seeds import torch_generator
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
-from oformer.training.recipe import AUTOCAST, Recipe
+from oformer.training.recipe import Recipe
 from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
@@ -425,12 +426,10 @@ def _asked_to_stop() -> Iterator[_Asked]:
 @contextlib.contextmanager
 def _precision(recipe: Recipe, operator: Operator, device: torch.device) -> Iterator[None]:
     """Compute as precisely as the recipe says for this device, and leave torch and the operator as they were."""
-    before = torch.get_float32_matmul_precision()
     precision = used_precision(recipe.training, device)
-    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     operator.autocast = AUTOCAST.get(precision)
     try:
-        yield
+        with products_in(precision):
+            yield
     finally:
-        torch.set_float32_matmul_precision(before)
         operator.autocast = None

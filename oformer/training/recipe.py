@@ -3,22 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from oformer.data.dataset import View
 from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig
+from oformer.models.base import Precision
 from oformer.problems import Problem
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.schedules import Drop, Horizon, OneCycle
-
-# float32: as it says; tf32: float32 with 10 bits of the factors in products; float16: products and activations with 10
-# bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.
-# Phases, statistics, norms, residuals, losses, weights and their moments are float32 under each.
-Precision = Literal["float32", "tf32", "float16", "bfloat16"]
-AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ shape it meets, and forward pass, loss and backward pass are recorded once for e
 is computed plainly when it is first met, since that may be the only time, and recorded when it is met again.
 """
 
+import dataclasses
 import importlib.util
 from collections.abc import Callable
 
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Batch, Field
-from oformer.models.base import Operator
+from oformer.fields import Batch
+from oformer.models.base import Operator, Precision
 from oformer.nn.rotary import expanded
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.graphs import CudaGraphs, Record, Work
-from oformer.training.recipe import Precision, Training
+from oformer.training.recipe import Training
 
 RECORDS = 32  # shapes that are recorded; further ones are computed plainly
 # Shapes that the model is compiled for, counting evaluation. torch's own limit, 8, would leave the others uncompiled.
@@ -110,7 +111,7 @@ class Stepper:
             times: how many frames to predict.
         """
         if self.prefers_few_shapes:
-            batch = _each(batch, _contiguous)
+            batch = batch.each(_contiguous)
         if self.record is None:
             for p in self._parameters:
                 p.grad = None
@@ -133,7 +134,7 @@ class Stepper:
             torch._foreach_copy_(_sources(found.batch), _sources(batch))
             return found, replay
         if shape in self._met and len(self._recorded) < RECORDS:
-            found = _Gradients(self, _each(batch, _copy), times)
+            found = _Gradients(self, batch.each(_copy), times)
             self._recorded[shape] = found, record(found, 1)
             return self._recorded[shape]
         self._met.add(shape)
@@ -191,7 +192,7 @@ def add_gradients(
 
 def some_samples(batch: Batch, chosen: slice) -> Batch:
     """Some samples of a batch, without the cells, which no loss reads."""
-    return _each(batch, lambda tensor: tensor[chosen])
+    return dataclasses.replace(batch.each(lambda tensor: tensor[chosen]), cells=None)
 
 
 def _compiled(operator: Operator) -> Callable[..., Tensor]:
@@ -205,20 +206,6 @@ def _compiled(operator: Operator) -> Callable[..., Tensor]:
 def _has_triton() -> bool:
     """Whether torch can compile for a GPU."""
     return importlib.util.find_spec("triton") is not None
-
-
-def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """The batch with each of its tensors changed; what may share one tensor need not do so afterwards."""
-
-    def field(f: Field) -> Field:
-        return Field(change(f.coords), change(f.values), change(f.weights))
-
-    return Batch(
-        input=field(batch.input),
-        query=field(batch.query),
-        target=change(batch.target),
-        parameters={name: change(value) for name, value in batch.parameters.items()},
-    )
 
 
 def _contiguous(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from oformer.data.loader import padded
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.models import Normalization, OFormerConfig, Operator
+from oformer.models.base import AUTOCAST
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.features import RandomFourier
 from oformer.nn.rotary import Rotary
@@ -34,7 +35,7 @@ from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Descent, Optimizer
-from oformer.training.recipe import AUTOCAST, Recipe, Training
+from oformer.training.recipe import Recipe, Training
 from oformer.training.step import Stepper, used_precision
 from tests.tiny import tiny_recipe
 
@@ -597,7 +598,7 @@ def compare_captured(compile: bool, precision: str) -> None:
 
 def shared_on_gpu(batch: Batch) -> Batch:
     """On the GPU, with grids still expanded."""
-    return step._each(batch, lambda t: t[:1].cuda().expand(t.shape) if t.stride(0) == 0 else t.cuda())
+    return batch.each(lambda t: t[:1].cuda().expand(t.shape) if t.stride(0) == 0 else t.cuda())
 
 
 @pytest.mark.gpu
