@@ -24,7 +24,7 @@ from oformer.models import Operator
 from oformer.plots.lines import Resolution
 from oformer.recipes import RECIPES
 from oformer.training.evaluate import Scores, evaluate
-from oformer.training.loop import _FREE as WITHOUT_EFFECT  # settings that change no weights
+from oformer.training.loop import WITHOUT_EFFECT
 
 CARD = "card.json"
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C

@@ -180,10 +180,10 @@ class Predictor:
         operator = self.operator
         field, query = moved(field, self.device), moved(query, self.device)
         unit_field, unit_query = operator.normalized(field, query)
-        with self._autocast():
+        with operator.rounded(self.device):
             latents = self._encode(unit_field)
         for first in range(0, query.points, size):
-            with self._autocast():
+            with operator.rounded(self.device):
                 part = points_of(unit_query, first, first + size)
                 values = self._respond(latents, unit_field, part, times)
             yield operator.to_physical(values, query.coords[:, first : first + size])
@@ -192,10 +192,6 @@ class Predictor:
         """How many points, times samples, the model can hold at once in so many bytes."""
         widest = max(layer.out_features for layer in self.operator.model.modules() if isinstance(layer, nn.Linear))
         return max(1, int(budget / (4 * HELD * widest)))
-
-    def _autocast(self) -> torch.autocast:
-        dtype = self.operator.autocast
-        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
 
 def read_field(path: Path, values_needed: bool = True) -> Field:

@@ -197,10 +197,14 @@ class Operator(nn.Module):
         """Physical values at the query points."""
         return self.to_physical(self.predict_normalized(input, query, times), query.coords)
 
+    def rounded(self, device: torch.device) -> torch.autocast:
+        """What the model computes in there, as a context."""
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
+
     def predict_normalized(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
         input, query = self.normalized(input, query)
-        with torch.autocast(input.coords.device.type, self.autocast, enabled=self.autocast is not None):
+        with self.rounded(input.coords.device):
             values = (self.compiled or self.model)(input, query, times)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 

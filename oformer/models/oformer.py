@@ -394,9 +394,8 @@ class OFormer(OperatorModel):
                 first, *others = [layer.weight for layer in network.layers]
                 first = first[:, : network.width]
                 drive = (first @ norm.bias)[None]
-                context = self._context(query, names)
-                if context is not None:
-                    beside = once_per_grid(network.drive, context.float())
+                beside = _drive(network, self._context(query, names))
+                if beside is not None:
                     drive = drive + (beside[0] if expanded(beside) else beside.flatten(0, 1))
                 return Chain((first * norm.weight, *others), drive, activation)
 

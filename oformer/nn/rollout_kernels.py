@@ -871,11 +871,7 @@ def _read_back_kernel(
     state, ring, ready = _begin(STAGES, P)
     program = gl.program_id(0)
     loaded = ready.index(STAGES)
-    mbarrier.expect(loaded, P * 128 * 128 * 2)
-    for j in gl.static_range(P):
-        tma.async_copy_global_to_shared(
-            arena, [(n_line + t * tiles + first + program) * 128, j * 128], loaded, state.index(j)
-        )
+    _load_state(arena, state, loaded, n_line + t * tiles + first + program, P)
     for i in gl.static_range(STAGES):
         _fetch(arena, ring, ready, schedule, i, True, program, first, 1, 0, P, PER, STAGES)
     queue = (arena, ring, ready, schedule, PER, program, first, 1, 0)
@@ -1003,14 +999,7 @@ def _read_back_kernel(
             a2 = g
     a0, a1, a2 = warpgroup_mma_wait(0, deps=(a0, a1, a2))
     gl.thread_barrier()
-    state.index(0).store(a0.to(gl.bfloat16))
-    if P > 1:
-        state.index(1).store(a1.to(gl.bfloat16))
-    if P > 2:
-        state.index(2).store(a2.to(gl.bfloat16))
-    _settle()
-    for j in gl.static_range(P):
-        tma.async_copy_shared_to_global(arena, [(out_line + program) * 128, j * 128], state.index(j))
+    _store_state(arena, state, a0, a1, a2, out_line + program, P)
     tma.store_wait(0)
     for i in gl.static_range(STAGES + 1):
         mbarrier.invalidate(ready.index(i))

@@ -44,7 +44,7 @@ from oformer.training.step import Stepper, used_precision
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
 # What may change when a run is continued, because it does not change the weights that come out.
-_FREE = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute")
+WITHOUT_EFFECT = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute")
 # Why a rank may want to stop before the end, the strongest reason last.
 _WISHES = ("", "time", "SIGINT", "SIGTERM")
 
@@ -193,7 +193,7 @@ def _claim(folder: Path, recipe: Recipe) -> None:
         return
     remove_leftovers(folder / "checkpoints")
     theirs = read_json(path)
-    free = {f"training.{name}" for name in _FREE}
+    free = {f"training.{name}" for name in WITHOUT_EFFECT}
     different = [where for where, _, _ in differences(theirs, ours) if where not in free]
     if different:
         raise InputError(
