@@ -154,31 +154,48 @@ _CAPTIONS = {
     "results-over-time": "Mean test error of each predicted step, from the cards.",
     "results-by-share": "Test error when the operator is given a random share of the input points, from the cards.",
 }
+# Of the pictures that `oformer plot` draws of one operator, those that are shown.
+_CAPTIONS_OF_ONE = {
+    "predictions": "best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
+    "by-resolution": "test error when the same weights see other numbers of points.",
+}
+
+
+def _drawn(cards: Mapping[str, ModelCard], images: Path) -> dict[str, str]:
+    """Captions of the pictures that `oformer plot NAME --out IMAGES/NAME` has left for an operator, by their place."""
+    return {
+        f"{name}/{kind}": f"{name}: {caption}"
+        for name in cards
+        for kind, caption in _CAPTIONS_OF_ONE.items()
+        if (images / name / f"{kind}.png").is_file()
+    }
 
 
 def write_results(cards: Mapping[str, ModelCard], results: Path, readme: Path, images: Path) -> list[Path]:
-    """Rewrite the tables between their marks in both files, and the figures.
+    """Rewrite the tables and the list of pictures between their marks, and the figures that show all operators.
 
     Args:
         cards: of the zoo, by name.
         results: the page of results.
         readme: the front page.
-        images: the folder of the figures.
+        images: the folder of the figures; those of one operator are shown where its folder in it holds some.
 
     Returns:
         What was written.
     """
     figures = all_pictures(cards)
-    written = []
     for name, figure in figures.items():
         style.save_figure(images / f"{name}.png", figure)
-        written.append(images / f"{name}.png")
     place = images.relative_to(results.parent) if images.is_relative_to(results.parent) else images
-    shown = [f"![{_CAPTIONS[name]}]({(place / name).as_posix()}.png)\n\n*{_CAPTIONS[name]}*" for name in figures]
-    for path, text in ((results, "\n\n".join([full_table(cards), *shown])), (readme, short_table(cards))):
-        write_text(path, between_marks(path.read_text(encoding="utf-8"), "results", text, path))
-        written.append(path)
-    return written
+    captions = {**{name: _CAPTIONS[name] for name in figures}, **_drawn(cards, images)}
+    shown = [f"![{words}]({(place / name).as_posix()}.png)\n\n*{words}*" for name, words in captions.items()]
+    for path, mark, text in (
+        (results, "results", full_table(cards)),
+        (results, "pictures", "\n\n".join(shown)),
+        (readme, "results", short_table(cards)),
+    ):
+        write_text(path, between_marks(path.read_text(encoding="utf-8"), mark, text, path))
+    return [*(images / f"{name}.png" for name in figures), results, readme]
 
 
 def between_marks(page: str, name: str, text: str, where: Path) -> str:
