@@ -137,6 +137,7 @@ def other_views(
     finer: PointDataset | None = None,
     shares: Sequence[float] = SHARES,
     batch: int = 16,
+    trained_error: float | None = None,
 ) -> tuple[tuple[Resolution, ...], dict[str, str]]:
     """Errors at half and double resolution and from sparse input; and what could not be measured, with the reason.
 
@@ -146,8 +147,9 @@ def other_views(
         finer: the same samples at twice the trained resolution, for data that are not stored so finely.
         shares: of the input points.
         batch: samples at once.
+        trained_error: the mean error on the test split as it is, where it was measured already.
     """
-    rows = resolution_sweep(operator, test, shares, batch)
+    rows = resolution_sweep(operator, test, shares, batch, trained_error)
     trained, full = test.spec.grid, test.source_spec.grid
     if trained is None or full is None:
         return tuple(rows), dict.fromkeys(("half resolution", "double resolution"), "the points are no regular grid")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ from oformer.terminal import say, table
 
 if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset
+    from oformer.report import Measured
     from oformer.training.evaluate import Scores
     from oformer.training.recipe import Recipe
+
+LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each call gets further
 
 Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -217,7 +221,8 @@ class Train:
     """Where generated datasets are kept."""
     device: Device = "auto"
     max_minutes: float | None = None
-    """Stop cleanly after so long; the same command goes on."""
+    """Stop training cleanly so long after the command began, whatever it had to make first; then the report is written.
+    The same command goes on."""
     split: Literal["samples", "points"] = "samples"
     """What the processes of torchrun share out: the samples of a batch, or the points of each sample where one sample
     is too large for a GPU."""
@@ -229,6 +234,7 @@ class Train:
 
     def run(self, rest: list[str]) -> int:
         """Train, then report."""
+        started = time.monotonic()  # before the imports, which take seconds
         from oformer.recipes import recipe_named
         from oformer.report import write_report
         from oformer.training.datasets import open_data, train_and_test
@@ -243,12 +249,14 @@ class Train:
             )
             splits = train_and_test(data, recipe)
             outcome = train(
-                recipe, out, splits, device=device, max_minutes=self.max_minutes, quiet=self.quiet, ranks=ranks
-            )
+                recipe, out, splits, device=device, max_minutes=_left(self.max_minutes, started), quiet=self.quiet,
+                ranks=ranks,
+            )  # fmt: skip
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
             return code
-        write_report(out, splits[1])
+        say(f"Writing the report: predicting {len(splits[1]):,} test samples at several resolutions.")
+        write_report(out, splits[1], device=device)
         if not outcome.finished:
             command = " ".join([_program(), *sys.argv[1:]]) if ranks.world == 1 else "the same command"
             say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
@@ -300,7 +308,7 @@ class Evaluate:
         with watched(checkpoint.operator, None, say):
             if self.average != 1:
                 mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
-            sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch)
+            sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch, trained_error=scores.error)
         difference = None if expected is None else scores.error / expected - 1
         if self.json:
             content = {**dataclasses.asdict(scores), "sweep": [dataclasses.asdict(row) for row in sweep]}
@@ -398,6 +406,8 @@ class Plot:
     """A run folder, or the name of a trained operator (oformer zoo list)."""
     out: Path | None = None
     """The folder for the pictures; by default RUN/plots, or outputs/zoo/NAME."""
+    only: tuple[str, ...] = ()
+    """Only the pictures of these names, such as predictions; by default all."""
     movie: Path | None = None
     """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
     data: Path | None = None
@@ -409,7 +419,7 @@ class Plot:
     def run(self, rest: list[str]) -> int:
         """Draw and write the pictures."""
         from oformer.predict import find_checkpoint
-        from oformer.report import pictures
+        from oformer.report import measure
         from oformer.training.datasets import train_and_test
 
         _no_more(rest)
@@ -419,31 +429,35 @@ class Plot:
         recipe = _recipe_of_run(run, self.recipe)
         data = _data_of(recipe, self.data, self.datasets, device)
         test = train_and_test(data, recipe)[1]
-        return self._draw(run, test, pictures(run, test), self.out or run / "plots")
+        return self._draw(measure(run, test, device=device), {}, self.out or run / "plots")
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
         """Draw a trained operator that was found by name; what its card says is not measured again."""
         from oformer.cards import read_card
         from oformer.checkpoint import read_config
-        from oformer.report import pictures
+        from oformer.report import measure
         from oformer.results import card_pictures
         from oformer.zoo import open_test_samples
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
         test = open_test_samples(recipe, self.datasets, device=device, say=say)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
-        figures = {**pictures(folder, test, sweep), **card_pictures(card)}
-        return self._draw(folder, test, figures, self.out or Path("outputs") / "zoo" / card.name)
+        seen = measure(folder, test, sweep, device)
+        return self._draw(seen, card_pictures(card), self.out or Path("outputs") / "zoo" / card.name)
 
-    def _draw(self, run: Path, test: "PointDataset", figures: dict[str, Any], folder: Path) -> int:
+    def _draw(self, seen: "Measured", others: dict[str, Any], folder: Path) -> int:
         from oformer.plots.style import save_figure
-        from oformer.report import movie
+        from oformer.report import movie, pictures
 
-        for name, figure in figures.items():
-            save_figure(folder / f"{name}.png", figure)
+        figures = {**pictures(seen), **others}
+        for name in self.only:
+            if name not in figures:
+                raise unknown_name("picture", name, figures)
+        for name in self.only or figures:
+            save_figure(folder / f"{name}.png", figures[name])
             say(f"Drew {folder / name}.png")
         if self.movie is not None:
-            movie(run, test, self.movie)
+            movie(seen, self.movie)
             say(f"Drew {self.movie}")
         return 0
 
@@ -635,7 +649,8 @@ class ZooTable:
     results: Path = Path("docs/results.md")
     readme: Path = Path("README.md")
     images: Path = Path("docs/images")
-    """The folder of the two figures that show all operators together."""
+    """The folder of the figures that show all operators. Those of one that `oformer plot NAME --out IMAGES/NAME` has
+    left in it are shown too."""
     runs: Path = Path("runs")
     """The folder of cards without weights."""
 
@@ -819,6 +834,11 @@ def _device(choice: Device) -> str:
         choice = "cuda" if torch.cuda.is_available() else "cpu"
     # torchrun starts a process for each GPU and tells it which is its own.
     return f"cuda:{os.environ['LOCAL_RANK']}" if choice == "cuda" and "LOCAL_RANK" in os.environ else choice
+
+
+def _left(minutes: float | None, started: float) -> float | None:
+    """What is left of the minutes that a command was given when it began."""
+    return None if minutes is None else max(minutes - (time.monotonic() - started) / 60, LEAST_MINUTES)
 
 
 def _mesh_rows(scores: "Scores", channels: Sequence[str]) -> list[tuple[str, str]]:

@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from oformer.analysis import resolution_sweep
-from oformer.checkpoint import Checkpoint, load_checkpoint, parameter_count
+from oformer.checkpoint import Checkpoint, parameter_count
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.plots import lines, maps, page, style
 from oformer.plots.lines import Panel, Resolution
-from oformer.predict import Predictor, find_checkpoint
-from oformer.training.evaluate import Errors, errors
+from oformer.predict import Predictor
+from oformer.training.evaluate import Errors, errors, summarize
 from oformer.training.journal import read_journal
 
 if TYPE_CHECKING:
@@ -26,27 +29,52 @@ def typical_samples(found: Errors) -> dict[str, int]:
     return {"best": order[0], "median": order[len(order) // 2], "worst": order[-1]}
 
 
-def _panels(predictor: Predictor, test: PointDataset, found: Errors) -> list[Panel]:
-    panels = []
-    for label, index in typical_samples(found).items():
-        sample = test[index]
-        answer = predictor(sample.input, sample.query, sample.target.shape[0])
-        panels.append(Panel(f"{label} of {len(found.relative)}", sample, answer.values))
-    return panels
+@dataclass(frozen=True)
+class Measured:
+    """A run and its errors: all that its pictures and its report are made of."""
+
+    run: Path
+    test: PointDataset
+    predictor: Predictor
+    found: Errors
+    sweep: Sequence[Resolution]  # errors by resolution
 
 
-def pictures(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None = None) -> dict[str, "Figure"]:
-    """The figures of a run by name: its curves, and on a line its predictions and errors by resolution.
+def measure(
+    run: Path,
+    test: PointDataset,
+    sweep: Sequence[Resolution] | None = None,
+    device: torch.device | str | None = None,
+) -> Measured:
+    """Predict the test split of a run, and see it at other resolutions.
 
     Args:
         run: the run folder.
         test: its test split.
         sweep: errors by resolution, if they are known already.
+        device: where to predict; by default a GPU if there is one.
     """
-    figures = {"training": lines.loss_curves(read_journal(run))}
-    predictor = Predictor(run)
+    predictor = Predictor(run, device)
     found = errors(predictor.operator, test)
-    card, panels = test.card, _panels(predictor, test, found)
+    if sweep is None:
+        sweep = resolution_sweep(predictor.operator, test, trained_error=summarize(found).error)
+    return Measured(run, test, predictor, found, sweep)
+
+
+def _panels(seen: Measured) -> list[Panel]:
+    panels = []
+    for label, index in typical_samples(seen.found).items():
+        sample = seen.test[index]
+        answer = seen.predictor(sample.input, sample.query, sample.target.shape[0])
+        panels.append(Panel(f"{label} of {len(seen.found.relative)}", sample, answer.values))
+    return panels
+
+
+def pictures(seen: Measured) -> dict[str, "Figure"]:
+    """The figures of a run by name: its curves, and on a line its predictions and errors by resolution."""
+    figures = {"training": lines.loss_curves(read_journal(seen.run))}
+    test = seen.test
+    card, panels = test.card, _panels(seen)
     known = card.inputs[card.picture.input] if card.inputs else "input"
     wanted = card.targets[card.picture.target] if card.targets else "target"
     if test.spec.dim == 1:
@@ -59,20 +87,18 @@ def pictures(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None =
         if test.spec.out_times > 1:
             figures["frames"] = maps.frames(panels[1], **what)
     if test.spec.out_times > 1:
-        figures["by-step"] = lines.error_by_step(found.by_step)
-    rows = resolution_sweep(predictor.operator, test) if sweep is None else sweep
-    if rows:
-        figures["by-resolution"] = lines.error_by_resolution(rows)
+        figures["by-step"] = lines.error_by_step(seen.found.by_step)
+    if seen.sweep:
+        figures["by-resolution"] = lines.error_by_resolution(seen.sweep)
     return figures
 
 
-def movie(run: Path, test: PointDataset, path: Path) -> None:
+def movie(seen: Measured, path: Path) -> None:
     """Write the median prediction of a problem of the plane in time as a moving picture."""
-    predictor = Predictor(run)
-    if test.spec.dim != 2 or test.spec.out_times < 2:
+    spec = seen.test.spec
+    if spec.dim != 2 or spec.out_times < 2:
         raise InputError("a problem in time and two dimensions for a movie", "another", "Draw its pictures instead")
-    panel = _panels(predictor, test, errors(predictor.operator, test))[1]
-    maps.animation(path, panel, **_what_to_draw(test))
+    maps.animation(path, _panels(seen)[1], **_what_to_draw(seen.test))
 
 
 def _what_to_draw(test: PointDataset) -> dict[str, Any]:
@@ -106,14 +132,18 @@ _CAPTIONS = {
 }
 
 
-def write_report(run: Path, test: PointDataset, sweep: Sequence[Resolution] | None = None) -> Path:
-    """Write RUN/report.html: settings, scores, curves, predictions, and what to do next."""
-    checkpoint = load_checkpoint(find_checkpoint(run))
-    rows = resolution_sweep(checkpoint.operator, test) if sweep is None else sweep
-    figures = pictures(run, test, rows)
+def write_report(
+    run: Path,
+    test: PointDataset,
+    sweep: Sequence[Resolution] | None = None,
+    device: torch.device | str | None = None,
+) -> Path:
+    """Write RUN/report.html: settings, scores, curves, predictions, and what to do next; see `measure`."""
+    seen = measure(run, test, sweep, device)
+    checkpoint = seen.predictor.checkpoint
     sections: list[page.Block] = [_summary(checkpoint)]
-    if rows:
-        table = [(r.label, r.points, f"{r.error:.3%}") for r in rows]
+    if seen.sweep:
+        table = [(r.label, r.points, f"{r.error:.3%}") for r in seen.sweep]
         sections.append(
             page.Table(
                 "Test error (mean relative L2) by resolution",
@@ -121,7 +151,7 @@ def write_report(run: Path, test: PointDataset, sweep: Sequence[Resolution] | No
                 table,
             )
         )
-    sections += [page.Picture(_CAPTIONS[name], figure) for name, figure in figures.items()]
+    sections += [page.Picture(_CAPTIONS[name], figure) for name, figure in pictures(seen).items()]
     sections += [
         page.Text([f"{test.card.title}. {test.card.text}"]),
         page.Code("Use it from Python:", _usage(run)),

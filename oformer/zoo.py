@@ -251,17 +251,18 @@ def add(
     say("Measuring the shipped weights, at other resolutions and from sparse input.")
     with watched(operator, None, say):
         found = errors(operator, test, batch, region=recipe.training.loss.region)
+        scores = summarize(found)
         twice = _finer(recipe) if finer else None
         views, missing = other_views(
             operator,
             test,
             finer=open_test_samples(twice, datasets, device=device, say=say) if twice else None,
             batch=batch,
+            trained_error=scores.error,
         )
         mean = None
         if average != 1:
             mean = Averaged(average, evaluate(operator, test, batch, recipe.problem, average).error)
-    scores = summarize(found)
     card = ModelCard(
         name=name or recipe.name,
         command=training_command(checkpoint.recipe or {}),

@@ -30,6 +30,16 @@ def test_each_row_is_an_evaluation_under_that_view(operator, tiny_data):
         assert row.error == pytest.approx(evaluate(operator, tiny_data.with_view(view)).error, rel=1e-6)
 
 
+def test_what_was_measured_already_is_not_measured_again(operator, tiny_data, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "oformer.analysis.evaluate", lambda operator, data, batch: seen.append(data.view) or evaluate(operator, data)
+    )
+    rows = resolution_sweep(operator, tiny_data, shares=(), trained_error=0.25)
+    assert [(row.points, row.error == 0.25) for row in rows] == [(16, False), (32, True), (64, False)]
+    assert seen == [View(points=(16,)), View(points=(64,))]
+
+
 def test_rows_that_the_data_cannot_give_are_left_out(operator, tiny_data):
     finest = tiny_data.with_view(View(points=(64,)))
     assert [row.points for row in resolution_sweep(operator, finest, shares=())] == [32, 64]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,6 +82,35 @@ def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained
     assert (run / "journal.jsonl").read_text() == before
 
 
+def test_the_minutes_of_a_training_count_from_the_command(tmp_path, monkeypatch, capsys):
+    """What a machine is lent for is spent on data too; and a command that comes late still gets further."""
+    from oformer import cli as module
+    from oformer import report
+    from oformer.training import datasets, loop
+
+    monkeypatch.chdir(tmp_path)
+    clock, given, reported = [1000.0], [], []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    open_data = datasets.open_data
+
+    def slowly(*arguments, **options):
+        clock[0] += 90
+        return open_data(*arguments, **options)
+
+    def stopped(*arguments, max_minutes, **options):
+        given.append(max_minutes)
+        return SimpleNamespace(finished=False, reason="time", step=3)
+
+    monkeypatch.setattr(datasets, "open_data", slowly)
+    monkeypatch.setattr(loop, "train", stopped)
+    monkeypatch.setattr(report, "write_report", lambda *a, device: reported.append(device))
+    for minutes in (["--max-minutes", "10"], ["--max-minutes", "1"], []):
+        assert main(["train", "burgers-demo", "--device", "cpu", *SMALL, *minutes]) == 0
+    assert given == [pytest.approx(8.5), module.LEAST_MINUTES, None]
+    assert reported == ["cpu"] * 3
+    assert "Writing the report: predicting 4 test samples" in capsys.readouterr().err
+
+
 def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
     done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", cwd=trained)
     assert done.returncode == 0, done.stderr
@@ -133,6 +163,12 @@ def test_plot_draws_each_figure(trained, tmp_path):
     done = cli("plot", "outputs/burgers-demo", "--out", tmp_path, "--device", "cpu", cwd=trained)
     assert done.returncode == 0, done.stderr
     assert {p.stem for p in tmp_path.glob("*.png")} == {"training", "predictions", "by-resolution"}
+    one = cli("plot", "outputs/burgers-demo", "--only", "training", "--out", tmp_path / "one", cwd=trained)
+    assert one.returncode == 0, one.stderr
+    assert [p.name for p in (tmp_path / "one").iterdir()] == ["training.png"]
+    none = cli("plot", "outputs/burgers-demo", "--only", "prediction", "--out", tmp_path / "none", cwd=trained)
+    assert none.returncode == 2
+    assert "Did you mean `predictions`" in none.stderr
 
 
 def test_inspect_says_what_things_are(trained, capsys, tmp_path):

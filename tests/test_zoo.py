@@ -517,13 +517,19 @@ def test_results_are_rewritten_between_their_marks_and_nothing_else(here, tmp_pa
     card = read_card(here / "tiny")
     flow = dataclasses.replace(card, name="ns1", scores=dataclasses.replace(card.scores, by_step=[0.1, 0.2]))
     paths = tmp_path / "results.md", tmp_path / "README.md", tmp_path / "images"
+    (tmp_path / "images" / "ns1").mkdir(parents=True)
+    for name in ("predictions", "training"):
+        (tmp_path / "images" / "ns1" / f"{name}.png").write_bytes(b"\x89PNG")
     write_results({"ns1": flow}, *paths)
     page = paths[0].read_text()
-    assert page.count("![") == 2
+    assert page.count("![") == 3  # two of all operators, and one of those that were drawn of this one
+    assert "](images/ns1/predictions.png)" in page
     for image in re.findall(r"\]\((images/[^)]*)\)", page):
         assert (tmp_path / image).read_bytes().startswith(b"\x89PNG")
     before = (ROOT / "docs" / "results.md").read_text()
-    assert between_marks(page, "results", "", paths[0]) == between_marks(before, "results", "", paths[0])
+    for mark in ("results", "pictures"):
+        page, before = (between_marks(text, mark, "", paths[0]) for text in (page, before))
+    assert page == before
     assert f"{card.scores.error:.4f}" in paths[1].read_text()
     with pytest.raises(InputError, match="0 pairs of them"):
         between_marks("no marks", "results", "text", paths[0])

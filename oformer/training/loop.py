@@ -98,7 +98,7 @@ def train(
         folder: the run; what is there is continued, never thrown away.
         data: the training and the test split.
         device: where to compute.
-        max_minutes: stop cleanly after so long; another call goes on.
+        max_minutes: stop cleanly so long after this call; another one goes on.
         quiet: show nothing.
         tensorboard: also write TensorBoard events, where it is installed.
         ranks: the processes that make this call together.

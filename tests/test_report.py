@@ -1,0 +1,72 @@
+"""A report shows what measuring says, measures nothing twice, and computes where it is told."""
+
+import pytest
+import torch
+
+from oformer import analysis, report
+from oformer.checkpoint import load_checkpoint
+from oformer.errors import InputError
+from oformer.plots.lines import Resolution
+from oformer.predict import find_checkpoint
+from oformer.training.datasets import train_and_test
+from oformer.training.evaluate import errors, evaluate
+from oformer.training.loop import train
+from tests.tiny import tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tiny_data, tmp_path_factory):
+    """A finished run of the tiny recipe, and its test split."""
+    recipe = tiny_recipe(steps=4, evaluate_every=4, checkpoint_every=4)
+    folder, splits = tmp_path_factory.mktemp("runs") / "run", train_and_test(tiny_data, recipe)
+    train(recipe, folder, splits, quiet=True, tensorboard=False)
+    return folder, splits[1]
+
+
+def test_the_page_shows_the_errors_of_the_run(run):
+    folder, test = run
+    page = report.write_report(folder, test, device="cpu").read_text()
+    operator = load_checkpoint(find_checkpoint(folder)).operator
+    for row in analysis.resolution_sweep(operator, test):
+        assert row.label in page
+        assert f"{row.error:.3%}" in page
+    assert page.count("data:image") == 3  # curves, predictions, errors by resolution
+
+
+def test_each_view_of_the_test_split_is_predicted_once(run, monkeypatch):
+    folder, test = run
+    seen = []
+    monkeypatch.setattr(report, "errors", lambda *a: seen.append("as trained") or errors(*a))
+    monkeypatch.setattr(analysis, "evaluate", lambda *a: seen.append(a[1].view) or evaluate(*a))
+    report.write_report(folder, test, device="cpu")
+    assert seen[0] == "as trained"
+    assert [(view.points, view.keep) for view in seen[1:]] == [((16,), 1.0), ((64,), 1.0), ((32,), 0.3)]
+    seen.clear()
+    known = [Resolution("32 points", 32, 0.125, "trained")]
+    page = report.write_report(folder, test, known, device="cpu").read_text()
+    assert seen == ["as trained"]  # for the best, the median and the worst
+    assert "12.500%" in page
+
+
+def test_it_computes_where_it_is_told(run, monkeypatch):
+    folder, test = run
+    known = errors(load_checkpoint(find_checkpoint(folder)).operator, test)
+    monkeypatch.setattr(report, "errors", lambda *a: known)  # the device of the test computes nothing
+    seen = report.measure(folder, test, [], device="meta")
+    assert {parameter.device for parameter in seen.predictor.operator.parameters()} == {torch.device("meta")}
+
+
+@pytest.mark.gpu
+def test_a_report_from_a_gpu_says_the_same(run):
+    folder, test = run
+    row = report.measure(folder, test, device="cpu").sweep[1]
+    seen = report.measure(folder, test, device="cuda")
+    assert seen.predictor.device.type == "cuda"
+    assert seen.sweep[1].error == pytest.approx(row.error, rel=1e-4)
+    assert report.write_report(folder, test, device="cuda").read_text().count("data:image") == 3
+
+
+def test_a_line_has_no_movie(run, tmp_path):
+    folder, test = run
+    with pytest.raises(InputError, match="two dimensions for a movie"):
+        report.movie(report.measure(folder, test, [], "cpu"), tmp_path / "movie.gif")
