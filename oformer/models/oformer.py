@@ -345,13 +345,12 @@ class OFormer(OperatorModel):
         """The same values without all latents at hand at once: each step is decoded when it is made.
 
         With `recompute`, only the latents of each step are kept in training, and the rest is computed again for the
-        gradient.
+        gradient; fused kernels do so in any case.
         """
-        again = self.recompute and torch.is_grad_enabled()
-        if (again or not torch.is_grad_enabled()) and self._marches_on_chip(z):
+        if self._marches_on_chip(z):
             return self._march(z, query, times)
         made = step or self._step
-        if again:
+        if self.recompute and torch.is_grad_enabled():
             made = functools.partial(checkpoint, made, use_reentrant=False, preserve_rng_state=False)
         drives, reads, values = self._drives(query), self._reads(query), []
         for _ in range(times):

@@ -1,1 +1,2 @@
-"""Layers. They import torch and nothing of ours but the error type, so that they can be copied into another project."""
+"""Layers. They import torch and nothing of ours but the error type and the switch of fused kernels, so that they can be
+copied into another project."""

@@ -6,11 +6,16 @@ half the weight changes nothing. To add a kind, write a function here and name i
 Differs: the paper normalizes the columns of K and V (Galerkin) or Q and K (Fourier) over the points of the domain. The
 released code normalizes each point over its channels, because its InstanceNorm reads the axes the other way round; its
 authors say that the paper's runs normalized over points with detached statistics. All are values of one option, `Norm`.
+
+What happens to each point between its projection and the products is done on a GPU in one kernel
+(`attention_kernels.py`), where there is one for the options chosen.
 """
 
+import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +23,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.nn.rotary import Rotary, expanded, once_per_grid
+from oformer.nn.rotary import Rotary, Tables, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
+from oformer.switches import fused_kernels
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -28,11 +34,37 @@ EPSILON = (
 )
 
 
+class _SumOfProducts(torch.autograd.Function):
+    """The sum over points with its gradient, which lies in memory as the factors do.
+
+    Left to itself, the gradient of a transposed factor comes transposed: its rows are as long as there are points, an
+    odd number that slows down the product that makes it, and then it has to be copied.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        result = a.mT @ b
+        ctx.save_for_backward(a.to(result.dtype), b.to(result.dtype))  # what autocast has rounded them to
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return b @ gradients[0].mT, a @ gradients[0]
+
+
+def sum_of_products(
+    a: Float[Tensor, "*any points rows"], b: Float[Tensor, "*any points columns"]
+) -> Float[Tensor, "*any rows columns"]:
+    """The sum over all points of a bᵀ, also over those that are not here."""
+    return over_points(_SumOfProducts.apply(a, b))
+
+
 def linear_product(
     layer: "Attention",
     q: Float[Tensor, "batch queries heads width"],
-    k: Float[Tensor, "batch points heads width"],
-    v: Float[Tensor, "batch points heads width"] | None,
+    k: Float[Tensor, "batch _ _ width"],
+    v: Float[Tensor, "batch heads points width"] | None,
     source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
 ) -> Float[Tensor, "batch queries width"]:
@@ -40,16 +72,16 @@ def linear_product(
 
     Where V is a plain projection of the source, its matrix follows the sum over points; the projection of the heads
     precedes the product with Q. So no point ever holds the values or the results of all heads.
+
+    Both factors of the sum carry the root of the weight: of many points, the weight itself would be lost in half
+    precision. K and V come with it, and with the heads first; a K without V has the points first.
     """
     heads = layer.heads
-    # Both factors get the root of the weight: of many points, the weight itself would be lost in half precision.
-    root = weights.sqrt()[:, :, None]
-    k = k * root[..., None].to(k.dtype)
     if v is not None:
-        v = v * root[..., None].to(v.dtype)
-        seen = over_points(k.permute(0, 2, 3, 1) @ v.transpose(1, 2))
+        seen = sum_of_products(k, v)
     else:
-        seen = over_points(k.flatten(2).mT @ (source * root.to(source.dtype))).unflatten(1, (heads, -1))
+        values = source * weights.sqrt()[:, :, None].to(source.dtype)
+        seen = sum_of_products(k.flatten(2), values).unflatten(1, (heads, -1))
         seen = seen @ layer.v.weight.unflatten(0, (heads, -1)).mT
     if isinstance(layer.out, nn.Identity):
         return q[:, :, 0] @ seen[:, 0]
@@ -93,13 +125,14 @@ class Kind:
     normalized: tuple[str, ...]  # of "q", "k", "v"
     product: "Callable[[Attention, Tensor, Tensor, Tensor | None, Tensor, Tensor], Tensor]"
     forms_values: bool = True  # or does the product use that V is a plain projection of the source
+    linear: bool = True  # whether the product is a sum over points, whose factors carry the root of the weight
 
 
 AttentionKind = Literal["galerkin", "fourier", "softmax"]
 KINDS: dict[AttentionKind, Kind] = {
     "galerkin": Kind(normalized=("k", "v"), product=linear_product),
     "fourier": Kind(normalized=("q", "k"), product=linear_product, forms_values=False),
-    "softmax": Kind(normalized=("q", "k"), product=softmax_product),
+    "softmax": Kind(normalized=("q", "k"), product=softmax_product, linear=False),
 }
 
 
@@ -129,6 +162,34 @@ class Normalize(nn.Module):
         if self.norm == "points-detached":
             mean, variance = mean.detach(), variance.detach()
         return ((exact - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype)
+
+
+class Part(NamedTuple):
+    """What becomes of queries, keys or values between their projection and the product."""
+
+    name: str  # q, k or v
+    normalized: bool  # in one of the ways that have an effect
+    turned: bool  # by the rotary encoding
+    weighted: bool  # with the root of the quadrature weights
+    heads_first: bool  # (batch, heads, points, width), contiguous; or (batch, points, heads, width)
+
+
+@torch.compiler.assume_constant_result
+def fused_arrangement(device: torch.device) -> bool:
+    """Whether a device has the kernel between projection and products."""
+    return _fused_arrangement(device)
+
+
+@functools.cache  # apart from the above, since torch.compile would look through it and warn
+def _fused_arrangement(device: torch.device) -> bool:
+    if not fused_kernels(device):
+        return False
+    try:
+        import oformer.nn.attention_kernels  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"Fused attention needs Triton; using plain code ({error})", stacklevel=3)
+        return False
+    return True
 
 
 class Attention(nn.Module):
@@ -173,33 +234,99 @@ class Attention(nn.Module):
         kind = KINDS[self.kind]
         of_source = ("k", "v") if kind.forms_values else ("k",)
         if itself:
-            q, *others = self._project(("q", *of_source), x, weights)
+            q, *others = self._project(("q", *of_source), x, coords, weights)
         else:
-            (q,) = self._project(("q",), x, weights)
-            others = self._project(of_source, source, source_weights)
+            (q,) = self._project(("q",), x, coords, weights)
+            others = self._project(of_source, source, source_coords, source_weights)
         k, v = others[0], others[1] if kind.forms_values else None
-        if self.rotary is not None:
-            tables = self.rotary.tables(coords)
-            q = self.rotary(q, tables)
-            k = self.rotary(k, tables if itself else self.rotary.tables(source_coords))
         return kind.product(self, q, k, v, source, source_weights)
 
     def _project(
-        self, names: tuple[str, ...], x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]
-    ) -> list[Float[Tensor, "batch points heads width"]]:
-        """Queries, keys or values of the points, in one product; each normalized where the kind asks for it."""
+        self,
+        names: tuple[str, ...],
+        x: Float[Tensor, "batch points width"],
+        coords: Float[Tensor, "batch points dim"],
+        weights: Float[Tensor, "batch points"],
+    ) -> list[Float[Tensor, "batch _ _ width"]]:
+        """Queries, keys or values of the points as the product reads them, projected in one product."""
         matrix = torch.cat([getattr(self, name).weight for name in names])
-        shared = expanded(x) and expanded(weights)  # one grid for all samples: everything is done once
-        points, weights = (x[:1], weights[:1]) if shared else (x, weights)
+        batch, shared = x.shape[0], expanded(x) and expanded(coords) and expanded(weights)
+        if shared:  # one grid for all samples: everything is done once
+            x, coords, weights = x[:1], coords[:1], weights[:1]
 
         def heads(points: Tensor) -> Tensor:
             return F.linear(points, matrix).unflatten(-1, (len(names), self.heads, -1))
 
-        found = []
-        for name, part in zip(names, once_per_grid(heads, points).unbind(2), strict=True):
-            part = self.normalize[name](part, weights) if name in self.normalize else part
-            found.append(part.expand(x.shape[0], *part.shape[1:]) if shared else part)
+        projected = once_per_grid(heads, x)
+        tables = None if self.rotary is None else self.rotary.tables(coords)
+        arrange = self._arranged_on_chip if self._fits_on_chip(projected, weights) else self._arranged
+        found = arrange(projected, tuple(self._part(name) for name in names), tables, weights)
+        return [part.expand(batch, *part.shape[1:]) for part in found] if shared else found
+
+    def _part(self, name: str) -> Part:
+        """What the kind of attention asks of queries, keys or values."""
+        kind = KINDS[self.kind]
+        weighted = kind.linear and name != "q"
+        return Part(
+            name,
+            normalized=name in kind.normalized and self.norm != "none",
+            turned=self.rotary is not None and name != "v",
+            weighted=weighted,
+            heads_first=weighted and kind.forms_values,
+        )
+
+    def _arranged(
+        self,
+        projected: Float[Tensor, "batch points parts heads width"],
+        parts: tuple[Part, ...],
+        tables: Tables | None,
+        weights: Float[Tensor, "batch points"],
+    ) -> list[Float[Tensor, "batch _ _ width"]]:
+        """Normalize, turn and weight each part of the projection, and lay it out as the product reads it."""
+        root, found = weights.sqrt()[:, :, None, None], []
+        for part, x in zip(parts, projected.unbind(2), strict=True):
+            if part.normalized:
+                x = self.normalize[part.name](x, weights)
+            if part.turned:
+                assert self.rotary is not None
+                x = self.rotary(x, tables)
+            if part.weighted:
+                x = x * root.to(x.dtype)
+            found.append(x.transpose(1, 2).contiguous() if part.heads_first else x)
         return found
+
+    def _arranged_on_chip(
+        self,
+        projected: Float[Tensor, "batch points parts heads width"],
+        parts: tuple[Part, ...],
+        tables: Tables | None,
+        weights: Float[Tensor, "batch points"],
+    ) -> list[Float[Tensor, "batch _ _ width"]]:
+        """The same in one kernel."""
+        from oformer.nn.attention_kernels import arranged
+
+        affine: list[Tensor] = [p for part in parts if part.normalized for p in self.normalize[part.name].parameters()]
+        gains = torch.stack(affine).unflatten(0, (-1, 2)) if affine else None
+        cos, sin = (None, None) if tables is None else (t[:1] if expanded(t) else t for t in tables)
+        return arranged(
+            projected, cos, sin, weights.sqrt(), gains,
+            [part.normalized for part in parts],
+            [part.turned for part in parts],
+            [part.weighted for part in parts],
+            [part.heads_first for part in parts],
+            1 if self.rotary is None else len(self.rotary.frequencies), EPSILON,
+        )  # fmt: skip
+
+    def _fits_on_chip(
+        self, projected: Float[Tensor, "batch points parts heads width"], weights: Float[Tensor, "batch points"]
+    ) -> bool:
+        """Whether there is a kernel for this layer and these tensors; it passes no gradient to the weights."""
+        fits = KINDS[self.kind].linear and self.norm not in ("points", "points-detached")
+        if not fits or projected.shape[-1] % 2 or projected.dtype == torch.float64 or weights.requires_grad:
+            return False
+        # Before torch 2.12 a compiler says that it exports.
+        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+        return not exporting and fused_arrangement(projected.device)
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:

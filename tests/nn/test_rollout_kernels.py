@@ -9,6 +9,7 @@ from torch import Tensor
 from oformer.fields import Field, Spec
 from oformer.models.oformer import Decoder, Encoder, OFormerConfig, Propagator, Query
 
+rollout_back = pytest.importorskip("oformer.nn.rollout_back_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -71,17 +72,17 @@ def error(x: Tensor, y: Tensor) -> float:
 @hopper
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("sizes", "chunk"),
+    ("sizes", "part"),
     [
-        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 256),
-        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 8),
-        ((2 * 1000, 256, 4, (256, 128), 2000, "relu", 4), 256),
+        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 4096),
+        ((4096, 384, 3, (192, 192), 1024, "gelu", 1), 1024),
+        ((2 * 1000, 256, 4, (256, 128), 2000, "relu", 4), 4096),
     ],
     ids=["navier-stokes", "in parts", "airfoil, padded"],
 )
-def test_values_and_gradients(sizes, chunk, monkeypatch):
+def test_values_and_gradients(sizes, part, monkeypatch):
     """As near to float32 as bfloat16 autocast of the plain code comes, or nearer."""
-    monkeypatch.setattr(kernels, "_CHUNK", chunk)
+    monkeypatch.setattr(rollout_back, "PART", part)
     exact, rounded, fused = (fresh(case(*sizes)) for _ in range(3))
     expected = plain(*exact)
     with torch.autocast("cuda", torch.bfloat16):
@@ -114,8 +115,11 @@ def test_a_model_gives_the_same_values_and_gradients(shared, monkeypatch):
     grid = torch.rand(1 if shared else 3, 100, 2).cuda().expand(3, -1, -1)
     field = Field.of(grid, torch.randn(3, 2, 100, 1).cuda())
     found = {}
-    for name, autocast, recompute in (("exact", False, False), ("plain", True, False), ("fused", True, True)):
-        model.recompute = recompute
+    for name, autocast in (("exact", False), ("plain", True), ("fused", True)):
+        if name == "plain":
+            monkeypatch.setattr(type(model), "_marches_on_chip", lambda self, z: False)
+        else:
+            monkeypatch.undo()
         model.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             values = model(field, Field.of(grid)).float()
@@ -133,7 +137,7 @@ def tile(tape: Tensor, shape, number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 192, 192, 1), (2, 4, 256, 128, 4)])
-def test_schedules_find_the_matrices_in_the_order_in_which_kernels_multiply(sizes):
+def test_the_schedule_finds_the_matrices_in_the_order_in_which_the_kernel_multiplies(sizes):
     """Each product, done tile by tile in the order of the schedule, is the product with the whole matrix."""
     shape = kernels._Shape(*sizes)
     side, p, width = kernels.SIDE, shape.pieces, shape.pieces * kernels.SIDE
@@ -164,48 +168,14 @@ def test_schedules_find_the_matrices_in_the_order_in_which_kernels_multiply(size
             torch.testing.assert_close(product(x, len(matrix), taken, rows_first), x @ matrix.T, rtol=1e-4, atol=1e-3)
         assert not numbers
 
-    h, inner, outer = torch.randn(5, width), torch.randn(5, shape.inner), torch.randn(5, shape.outer)
+    h, inner = torch.randn(5, width), torch.randn(5, shape.inner)
     step, first, second = weights[: shape.steps], weights[-3], weights[-2]
     reads = [(h, first, False), (inner, second, False)]
     drive, latents = len(tape) // side, len(tape) // side + 1
     follow(
-        kernels._forward_schedule(shape, drive, latents, device),
+        kernels._schedule(shape, drive, latents, device),
         [(p, None, None), *((h, w, True) for w in step[:-1]), (p, None, None), (h, step[-1], True), *reads],
     )
-    follow(kernels._read_schedule(shape, device), [*reads, (outer, second.T, False), (inner, first.T, True)])
-    back = [part for w in reversed(step[1:]) for part in ((h, w.T, True), (p, None, None))]
-    for add in (True, False):
-        places = tuple(range(100, 107))
-        follow(
-            kernels._step_schedule(shape, places, add, device),
-            [
-                (p, None, None),
-                *((h, w, True) for w in step[:-1]),
-                *back,
-                (p * add, None, None),
-                (h, step[0].T, True),
-                (3 * p, None, None),
-            ],
-        )
-
-
-@hopper
-@pytest.mark.gpu
-def test_drives_that_samples_share_get_the_sum_of_their_gradients():
-    gradient = torch.randint(-9, 9, (12, 8)).bfloat16().cuda()
-    for period in (1, 4, 6, 12):
-        found = torch.zeros(period, 8, device="cuda")
-        for first in (0, 6) if period in (6, 12) else (0,):
-            rows = slice(first, first + 6) if period in (6, 12) else slice(0, 12)
-            kernels._add_drive(found, gradient[rows], rows)
-        torch.testing.assert_close(found, gradient.float().unflatten(0, (-1, period)).sum(0))
-
-
-def test_parts_hold_whole_periods_of_a_drive_or_divide_one():
-    for tiles, period in ((512, 32), (512, 512), (512, 300), (7, 7), (9, 3), (5, 1)):
-        part = kernels._chunk(tiles, period)
-        assert 1 <= part <= min(tiles, kernels._CHUNK)
-        assert part % period == 0 or period % part == 0
 
 
 @pytest.mark.gpu

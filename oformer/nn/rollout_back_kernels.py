@@ -1,0 +1,315 @@
+"""Gradients of a latent rollout from its normalized latents alone; everything between them is computed again.
+
+With normalized latents n = (z - mean z) / std z a step and a reading are
+
+    z' = z + W_L gelu(... gelu(W_1 n + drive)),      values' = R_3 a(R_2 a(R_1 n' + read drive)) + bias
+
+Going back in time, each step is a chain of products of large matrices, which the vendor's library does best, and of
+point-wise work between them, which waits for memory. So everything of that kind between two products is one pass:
+`_bend_kernel` for activations and their slopes, `_through_norm_kernel` for the norm. Both networks begin with the same
+n, so their first layers are one product. Some of the points go back at a time, which bounds the memory.
+
+Products are in the type of n, with sums in float32; so are the sums over points and steps.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS, _COLUMNS = 32, 128  # of the tile of a program
+_EXACT: torch.dtype | None = torch.float32  # the type whose rounding does not hide that of a faster GELU
+PART = 65_536  # points that go back together; fewer would take less memory, and products of them more time
+
+
+class Chain(NamedTuple):
+    """A network without its first normalization: matrices (out, in), and what is added after the first."""
+
+    weights: tuple[Tensor, ...]
+    drive: Tensor  # (rows, width) where rows divides the number of latents: one, a grid shared by samples, or all
+    activation: str  # gelu or relu
+
+
+class Gradients(NamedTuple):
+    """Of all that a rollout depends on, in float32."""
+
+    start: Tensor  # the latents before the first step
+    step: list[Tensor]  # matrices
+    drive: Tensor
+    read: list[Tensor]
+    read_drive: Tensor
+
+
+def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tensor) -> Gradients:
+    """The gradients of a rollout.
+
+    Args:
+        n: normalized latents (times + 1, rows, width), from the start to the last step.
+        scale: 1 / std of the latents (times + 1, rows).
+        step: the network of a step, with GELUs.
+        read: the network that reads values, of three matrices.
+        of_values: the gradient of the values (times, rows, channels), float32.
+    """
+    rows, width = n.shape[1:]
+    step, read = (Chain(tuple(w.to(n.dtype) for w in c.weights), c.drive, c.activation) for c in (step, read))
+    first = torch.cat([step.weights[0], read.weights[0]])
+    totals = Gradients(
+        n.new_empty(rows, width, dtype=torch.float32),
+        [torch.zeros_like(w, dtype=torch.float32) for w in step.weights[1:]],
+        torch.zeros_like(step.drive, dtype=torch.float32),
+        [torch.zeros_like(w, dtype=torch.float32) for w in read.weights[1:]],
+        torch.zeros_like(read.drive, dtype=torch.float32),
+    )
+    of_first = torch.zeros_like(first, dtype=torch.float32)
+    size = _part(rows, (len(step.drive), len(read.drive)))
+    room = _Room(n.new_empty, size, step, read)
+    for begin in range(0, rows, size):
+        here = slice(begin, min(begin + size, rows))
+        _march_back(n[:, here], scale[:, here], here, step, read, first, of_values[:, here], room, totals, of_first)
+    return totals._replace(step=[of_first[:width], *totals.step], read=[of_first[width:], *totals.read])
+
+
+class _Room:
+    """Memory for the layers of one step, with all matrices one row for each point."""
+
+    def __init__(self, new, rows: int, step: Chain, read: Chain):
+        width, inner, outer = len(step.weights[0]), len(read.weights[0]), len(read.weights[1])
+        # Before the first activations of both networks, side by side, and the gradient there.
+        self.before, self.of_before = new(rows, width + inner), new(rows, width + inner)
+        self.deeper = [new(rows, width) for _ in step.weights[2:]]  # before the other activations of a step
+        self.of_deeper = [new(rows, width) for _ in step.weights[2:]]
+        self.hidden = [new(rows, width) for _ in step.weights[1:]]  # after the activations
+        self.inner, self.outer, self.of_outer = new(rows, inner), new(rows, outer), new(rows, outer)
+        self.of_n, self.of_z = new(rows, width), new(rows, width)
+
+    def of(self, rows: int) -> "_Room":
+        """The same for fewer points."""
+        fewer = object.__new__(_Room)
+        for name, found in vars(self).items():
+            setattr(fewer, name, found[:rows] if isinstance(found, Tensor) else [x[:rows] for x in found])
+        return fewer
+
+
+def _march_back(
+    n: Tensor,
+    scale: Tensor,
+    here: slice,
+    step: Chain,
+    read: Chain,
+    first: Tensor,
+    of_values: Tensor,
+    room: _Room,
+    totals: Gradients,
+    of_first: Tensor,
+) -> None:
+    """All steps of some points, the last one first; adds to the totals."""
+    times, width = len(n) - 1, n.shape[2]
+    room = room.of(n.shape[1])
+    for t in range(times, -1, -1):
+        # The last latents are only read, the first ones only marched on.
+        columns = slice(width if t == times else 0, width if t == 0 else None)
+        before, of_before = room.before[:, columns], room.of_before[:, columns]
+        torch.mm(n[t], first[columns].T, out=before)
+        if t < times:
+            _step_back(step, here, room, totals)
+        if t > 0:
+            _read_back(read, here, of_values[t - 1], room, totals)
+        _add_product(of_first[columns], of_before, n[t])
+        torch.mm(of_before, first[columns], out=room.of_n)
+        _through_norm(room.of_z, room.of_n, n[t], scale[t], fresh=t == times)
+    totals.start[here] = room.of_z
+
+
+def _step_back(step: Chain, here: slice, room: _Room, totals: Gradients) -> None:
+    """From the gradient of the latents after a step to that before its first activation."""
+    width = room.of_z.shape[1]
+    before = [room.before[:, :width], *room.deeper]
+    of_before = [room.of_before[:, :width], *room.of_deeper]
+    drives, last = [step.drive, *[None] * len(room.deeper)], len(before) - 1
+    for i, hidden in enumerate(room.hidden):
+        if i > 0:
+            torch.mm(room.hidden[i - 1], step.weights[i].T, out=before[i])
+        if i < last or i == 0:  # that of the last layer comes with its slope
+            _bend(before[i], drives[i], here, step.activation, value=hidden)
+    after = room.of_z
+    for i in range(last, -1, -1):
+        torch.mm(after, step.weights[i + 1], out=of_before[i])
+        value = room.hidden[i] if i == last > 0 else None
+        _bend(before[i], drives[i], here, step.activation, value=value, gradient=of_before[i])
+        _add_product(totals.step[i], after, room.hidden[i])
+        after = of_before[i]
+    _add_drive(totals.drive, after, here)
+
+
+def _read_back(read: Chain, here: slice, of_values: Tensor, room: _Room, totals: Gradients) -> None:
+    """From the gradient of the values at one time to that before the first activation."""
+    width = room.of_z.shape[1]
+    before, of_before = room.before[:, width:], room.of_before[:, width:]
+    _bend(before, read.drive, here, read.activation, value=room.inner)
+    torch.mm(room.inner, read.weights[1].T, out=room.outer)
+    _bend(
+        room.outer, None, here, read.activation, value=room.outer, gradient=room.of_outer,
+        source=(of_values, read.weights[2]),
+    )  # fmt: skip
+    _add_product(totals.read[1], of_values.to(room.outer.dtype), room.outer)
+    _add_product(totals.read[0], room.of_outer, room.inner)
+    torch.mm(room.of_outer, read.weights[1], out=of_before)
+    _bend(before, read.drive, here, read.activation, gradient=of_before)
+    _add_drive(totals.read_drive, of_before, here)
+
+
+def _part(rows: int, periods: tuple[int, int]) -> int:
+    """Points that go back together: whole periods of the drives, or whole parts of one."""
+    period = max(p for p in periods if p < rows) if min(periods) < rows else 1
+    if period <= PART:
+        return min(PART // period * period, rows)
+    return next(size for size in range(PART, 0, -1) if period % size == 0)
+
+
+def _add_product(total: Tensor, out: Tensor, into: Tensor) -> None:
+    """The gradient of a matrix: a sum over rows, in float32."""
+    if out.dtype == torch.float32:
+        total.addmm_(out.T, into)
+    elif out.is_cuda:
+        torch.addmm(total, out.T, into, out_dtype=torch.float32, out=total)
+    else:
+        total += out.T.float() @ into.float()
+
+
+def _add_drive(total: Tensor, gradient: Tensor, here: slice) -> None:
+    """The gradient of a drive, which some rows may share."""
+    (rows, columns), period = gradient.shape, len(total)
+    if period == 1:
+        _add_product(total, gradient.new_ones(rows, 1), gradient)
+        return
+    if rows <= period:
+        total = total[here.start % period : here.start % period + rows]
+    _add_drive_kernel[(triton.cdiv(len(total), _ROWS), triton.cdiv(columns, _COLUMNS))](
+        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=_ROWS, COLUMNS=_COLUMNS
+    )
+
+
+@triton.jit
+def _add_drive_kernel(
+    total, gradient, period, repeats, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < period)[:, None] & (column < columns)[None, :]
+    where = total + row[:, None] * columns + column[None, :]
+    found = tl.load(where, there, 0.0)
+    for i in range(repeats):
+        found += tl.load(gradient + (row + i * period)[:, None] * stride + column[None, :], there, 0.0).to(tl.float32)
+    tl.store(where, found, there)
+
+
+def _bend(
+    before: Tensor,
+    drive: Tensor | None,
+    here: slice,
+    activation: str,
+    value: Tensor | None = None,
+    gradient: Tensor | None = None,
+    source: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """One pass over what stands before an activation.
+
+    Args:
+        before: without the drive.
+        drive: to be added.
+        here: which of all rows these are.
+        activation: gelu or relu.
+        value: gets what comes after the activation; may be `before` itself.
+        gradient: that after the activation, to be turned into that before it.
+        source: instead of a gradient that is there, the gradient (rows, channels) of a last product and its matrix.
+    """
+    rows, columns = before.shape
+    of_values, last = source if source is not None else (before, before)
+    _bend_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS))](
+        before, before if drive is None else drive, before if value is None else value,
+        before if gradient is None else gradient, of_values, last,
+        rows, columns, here.start, 1 if drive is None else len(drive),
+        before.stride(0), 0 if drive is None else drive.stride(0), 0 if value is None else value.stride(0),
+        0 if gradient is None else gradient.stride(0), of_values.stride(0),
+        GELU=activation == "gelu", DRIVE=drive is not None, VALUE=value is not None, SLOPE=gradient is not None,
+        CHANNELS=0 if source is None else len(last), EXACT=before.dtype == _EXACT, ROWS=_ROWS, COLUMNS=_COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _share_and_slope(x, GELU: tl.constexpr, EXACT: tl.constexpr):
+    """An activation over x, and its derivative."""
+    if not GELU:
+        share = tl.where(x > 0, 1.0, 0.0)
+        return share, share
+    elif EXACT:
+        share = 0.5 + 0.5 * tl.erf(0.7071067811865476 * x)
+        return share, share + 0.3989422804014327 * x * tl.exp(-0.5 * x * x)
+    else:
+        # A logistic function of a polynomial, as on the way there: 6e-5 from the normal distribution at most, and a
+        # third of the work, which would take longer than the memory.
+        square = tl.minimum(x * x, 36.0)
+        u = x * (0.7974639937671736 + square * (0.036984517932366484 - 0.0003428631901071833 * square))
+        rise = 0.7974639937671736 + square * (3 * 0.036984517932366484 - 5 * 0.0003428631901071833 * square)
+        share = 1.0 / (1.0 + tl.exp(-2.0 * u))
+        return share, share + 2.0 * x * share * (1.0 - share) * rise
+
+
+@triton.jit
+def _bend_kernel(
+    before, drive, value, gradient, of_values, last, rows, columns, first, period,
+    before_stride, drive_stride, value_stride, gradient_stride, of_values_stride,
+    GELU: tl.constexpr, DRIVE: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CHANNELS: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    x = tl.load(before + row[:, None] * before_stride + column[None, :], there, 0.0).to(tl.float32)
+    if DRIVE:
+        beside = ((first + row) % period)[:, None] * drive_stride + column[None, :]
+        x += tl.load(drive + beside, there, 0.0).to(tl.float32)
+    share, slope = _share_and_slope(x, GELU, EXACT)
+    if SLOPE:
+        where = gradient + row[:, None] * gradient_stride + column[None, :]
+        if CHANNELS > 0:
+            g = tl.zeros([ROWS, COLUMNS], tl.float32)
+            for channel in tl.static_range(CHANNELS):
+                weight = tl.load(last + channel * columns + column, column < columns, 0.0).to(tl.float32)
+                g += tl.load(of_values + row * of_values_stride + channel, row < rows, 0.0)[:, None] * weight[None, :]
+        else:
+            g = tl.load(where, there, 0.0).to(tl.float32)
+        tl.store(where, (g * slope).to(gradient.dtype.element_ty), there)
+    if VALUE:
+        where = value + row[:, None] * value_stride + column[None, :]
+        tl.store(where, (x * share).to(value.dtype.element_ty), there)
+
+
+def _through_norm(of_z: Tensor, of_n: Tensor, n: Tensor, scale: Tensor, fresh: bool) -> None:
+    """Add to the gradient of latents what comes through their normalization, or begin it."""
+    rows, width = n.shape
+    _through_norm_kernel[(triton.cdiv(rows, 8),)](
+        of_z, of_n, n, scale, rows, WIDTH=width, COLUMNS=triton.next_power_of_2(width), FRESH=fresh, ROWS=8
+    )
+
+
+@triton.jit
+def _through_norm_kernel(
+    of_z, of_n, n, scale, rows,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FRESH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    where = row[:, None] * WIDTH + column[None, :]
+    g = tl.load(of_n + where, there, 0.0).to(tl.float32)
+    x = tl.load(n + where, there, 0.0).to(tl.float32)
+    # The gradient of n loses its parts along the constant and along n, which the normalization does not feel.
+    constant = tl.sum(g, 1) / WIDTH
+    along = tl.sum(g * x, 1) / WIDTH
+    g = (g - constant[:, None] - x * along[:, None]) * tl.load(scale + row, row < rows, 0.0)[:, None]
+    if not FRESH:
+        g += tl.load(of_z + where, there, 0.0).to(tl.float32)
+    tl.store(of_z + where, g.to(of_z.dtype.element_ty), there)
