@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from oformer.data.dataset import View
+from oformer.errors import InputError
 from oformer.fields import Batch, collate
 from oformer.meshes.airfoil import Naca
 from oformer.models import Operator
@@ -86,6 +87,21 @@ def test_a_recipe_trains_evaluates_and_reports(name, tmp_path):
         assert near.rmse < near.with_density  # air weighs more than one kilogram per cubic meter
     page = write_report(tmp_path / "run", splits[1]).read_text()
     assert page.count("data:image") >= 3
+
+
+def test_windows_are_for_problems_that_may_begin_at_any_frame(tmp_path):
+    name = next(name for name in SMALL if name.startswith("ns"))
+    recipe = small(name, windows=True)
+    splits = train_and_test(open_data(recipe, tmp_path / "data"), recipe)
+    losses = []
+    for run, settings in (("with", recipe), ("without", small(name))):
+        train(settings, tmp_path / run, splits, quiet=True, tensorboard=False)
+        losses.append([r["loss"] for r in read_journal(tmp_path / run) if r["kind"] == "train"])
+    assert losses[0][0] != losses[1][0]  # while the horizon is short
+    with pytest.raises(InputError, match=r"may begin at any frame .* got airfoil"):
+        small("airfoil", windows=True)
+    with pytest.raises(InputError, match="horizon that begins shorter"):
+        dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, horizon=None))
 
 
 @pytest.mark.parametrize("name", ["electro", "magneto-aug"])

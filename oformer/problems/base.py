@@ -25,6 +25,9 @@ class Problem:
 
     name: ClassVar[str]
     cpu_batch: ClassVar[int] = 64  # samples to solve at once on a CPU, where many large ones only delay the first
+    # Whether any run of frames is a solution, whenever it begins: the law does not change with time, and input and
+    # target are the same quantities at the same points.
+    autonomous: ClassVar[bool] = False
 
     @property
     def spec(self) -> Spec:

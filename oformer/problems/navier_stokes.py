@@ -52,6 +52,7 @@ class NavierStokes(Problem):
 
     name: ClassVar[str] = "navier-stokes"
     cpu_batch: ClassVar[int] = 1
+    autonomous: ClassVar[bool] = True
 
     viscosity: tuple[float, float] = (1e-4, 1e-4)  # lowest and highest
     law: Literal["uniform", "log-uniform"] = "uniform"  # of the viscosity between them

@@ -39,6 +39,7 @@ from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe
+from oformer.training.schedules import begin_later
 from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
@@ -306,6 +307,9 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     key = () if ranks.share == (0, 1) else (ranks.rank,)
     if settings.augment and recipe.problem is not None:
         batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0, *key))
+    times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
+    if settings.windows:
+        batch = begin_later(batch, times, torch_generator(settings.seed, step, 3, *key))
     if settings.drop is not None:
         points = batch.input.points
         batch = settings.drop(batch, torch_generator(settings.seed, step, 1, *key), spec.periods)
@@ -315,7 +319,6 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     if ranks.world > 1:  # dropout: another for each rank, and the same whenever the step is done
         torch.manual_seed(torch_generator(settings.seed, step, 2, ranks.rank).initial_seed())
     batch = ranks.our_points(batch)
-    times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
     with ranks.points_together():
         numbers = state.stepper(batch, times)
     ranks.average([p.grad for p in state.operator.parameters() if p.grad is not None])

@@ -40,6 +40,7 @@ class Training:
     schedule: OneCycle = OneCycle(warmup=0.2, start=1e2, end=1e2)
     loss: Loss = Loss()
     horizon: Horizon | None = None
+    windows: bool = False  # while the horizon is short, begin each sample at a random frame
     drop: Drop | None = None
     augment: bool = False  # a random exact symmetry of the problem for each sample
     ema: float | None = None  # decay of the running average of the weights, which is then what is saved
@@ -76,6 +77,19 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.training.augment and self.problem is None:
             raise InputError("a problem whose symmetries are known for training.augment", "data alone", "Leave it off")
+        if self.training.windows:
+            if self.problem is None or not self.problem.autonomous:
+                raise InputError(
+                    "a problem that may begin at any frame (Problem.autonomous) for training.windows",
+                    "data alone" if self.problem is None else self.problem.name,
+                    "Leave it off",
+                )
+            if self.training.horizon is None:
+                raise InputError(
+                    "a horizon that begins shorter than the sequences, for training.windows to have room",
+                    "none",
+                    "Set training.horizon, or leave training.windows off",
+                )
 
     def data_spec(self) -> Spec:
         """The shape of the data under the recipe's view."""

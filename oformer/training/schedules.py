@@ -56,6 +56,24 @@ class Horizon:
         return min(times, self.first + 2 * int(max(0.0, progress - 1) * (times - self.first) / 2))
 
 
+def begin_later(batch: Batch, times: int, generator: torch.Generator) -> Batch:
+    """Each sample from a random frame on, with as many known frames as before and `times` to predict.
+
+    Frames that were to be predicted become known ones: more samples of the same law from the same data.
+
+    Args:
+        batch: of an autonomous problem, on any device.
+        times: how many frames are predicted; where all are, the batch stays as it is.
+        generator: on the CPU; the only source of randomness.
+    """
+    known, target = batch.input.values, batch.target
+    starts = torch.randint(target.shape[1] - times + 1, (batch.size, 1), generator=generator)
+    chosen = (starts + torch.arange(known.shape[1] + times)).to(target.device)
+    frames = torch.cat([known, target], 1).take_along_dim(chosen[:, :, None, None], 1)
+    known, target = frames.tensor_split([known.shape[1]], 1)
+    return dataclasses.replace(batch, input=dataclasses.replace(batch.input, values=known), target=target)
+
+
 @dataclass(frozen=True)
 class Drop:
     """Random dropping of input points: with some probability, a step sees only a part of each input."""

@@ -15,6 +15,7 @@ from oformer.fields import Batch, Field, Sample, collate
 from oformer.problems import navier_stokes
 from oformer.problems.navier_stokes import INSTANCES, NavierStokes, symmetry
 from oformer.solvers import vorticity_spectral
+from oformer.training.schedules import begin_later
 
 SMALL = NavierStokes(
     viscosity=(1e-4, 1e-3),
@@ -265,6 +266,18 @@ def test_augmented_sequences_solve_the_equation(small):
         solved = solved_again(changed)
         torch.testing.assert_close(solved.target, changed.target, rtol=0, atol=1e-12)
         torch.testing.assert_close(solved.input.values, changed.input.values, rtol=0, atol=1e-12)
+
+
+def test_sequences_that_begin_later_solve_the_equation(small):
+    """Which is what `autonomous` says: the target, two frames on, is what the solver makes of the input begun later."""
+    batch = collate(small)
+    assert SMALL.autonomous
+    later = begin_later(batch, 1, torch.Generator().manual_seed(0))
+    begun_later = (later.input.values[:, 0] != batch.input.values[:, 0]).flatten(1).any(1)
+    assert 0 < begun_later.sum() < len(small)
+    solved = solved_again(later)
+    torch.testing.assert_close(solved.input.values, later.input.values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(solved.target[:, :1], later.target, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

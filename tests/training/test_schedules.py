@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Field
-from oformer.training.schedules import Drop, Horizon, OneCycle
+from oformer.training.schedules import Drop, Horizon, OneCycle, begin_later
 
 
 @pytest.mark.parametrize(
@@ -153,3 +153,33 @@ def keep_weights(x: Tensor) -> Tensor:
 def test_refuses_shares_that_are_none(keep):
     with pytest.raises(InputError, match="shares to keep between 0 and 1"):
         Drop(keep=keep)
+
+
+def numbered(samples: int, known: int, later: int) -> Batch:
+    """Frames that hold their own number, with that of the sample before the point."""
+    frames = torch.arange(samples)[:, None] * 100.0 + torch.arange(known + later)
+    frames = frames[:, :, None, None].expand(-1, -1, 5, 1)
+    coords = torch.rand(samples, 5, 2)
+    return Batch(Field.of(coords, frames[:, :known]), Field.of(coords), frames[:, known:].clone())
+
+
+def test_samples_begun_later_are_runs_of_frames_of_their_own():
+    batch, starts = numbered(8, 3, 7), set()
+    for seed in range(20):
+        later = begin_later(batch, 4, torch.Generator().manual_seed(seed))
+        frames = torch.cat([later.input.values, later.target], 1)
+        assert frames.shape == (8, 7, 5, 1)
+        first = frames[:, :1]
+        assert torch.equal(frames, first + torch.arange(7.0)[:, None, None])  # one after the other
+        assert torch.equal(first[:, 0, 0, 0] // 100, torch.arange(8.0))  # of the same sample
+        starts |= set((first[:, 0, 0, 0] % 100).tolist())
+    assert starts == {0.0, 1.0, 2.0, 3.0}  # each that leaves room, and no other
+    again = begin_later(batch, 4, torch.Generator().manual_seed(19))
+    assert torch.equal(again.target, later.target)
+
+
+def test_samples_are_not_begun_later_where_all_frames_are_predicted():
+    batch = numbered(4, 3, 7)
+    same = begin_later(batch, 7, torch.Generator().manual_seed(0))
+    assert torch.equal(same.input.values, batch.input.values)
+    assert torch.equal(same.target, batch.target)
