@@ -1,10 +1,10 @@
 """A latent rollout on a Hopper GPU: residual point-wise networks that march and are read at each step, on the chip.
 
 The equations are those of `rollout_back_kernels.py`, which has the way back; the affine part of the layer norms is
-folded into W_1, R_1 and the drives by the caller. No point sees another, so a program takes 128 points through all steps. Their
-activations stay in shared memory (the "state") and in registers, while the weights stream past in tiles of 128 x 128
-through a ring of four places, filled by asynchronous copies. Which tile comes when is a schedule, a table that the host
-writes in the order in which the kernel takes them.
+folded into W_1, R_1 and the drives by the caller. No point sees another, so a program takes 128 points through all
+steps. Their activations stay in shared memory (the "state") and in registers, while the weights stream past in tiles
+of 128 x 128 through a ring of four places, filled by asynchronous copies. Which tile comes when is a schedule, a table
+that the host writes in the order in which the kernel takes them.
 
 Everything that comes in tiles lies in one "arena" of bfloat16 numbers, as wide as the latents: weights, drives, latents
 (as float16, which rounds eight times finer). To go back only the normalized latents n of each step are kept there, and
