@@ -51,7 +51,7 @@ class OperatorModel(nn.Module):
 
     spec: Spec
     config: Any  # a ModelConfig; each model names its own
-    recompute: bool = False  # in training, compute parts of the forward pass again instead of keeping them
+    recompute: bool = False  # in training, keep what enters the parts of the model and compute the rest again
 
     @property
     def queries_independent(self) -> bool:

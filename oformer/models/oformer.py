@@ -11,7 +11,7 @@ once ("mixing").
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -250,6 +250,7 @@ class OFormer(OperatorModel):
             x = self.join_input_code(torch.cat([x, codes], -1))
         lifted = x = in_full(self.lift_dropout(x))
         for block in self.blocks:
+            block = self._sparing(block, random=self.config.encoder.dropout > 0)
             x = block(x, input.coords, input.weights)
         if self.skip_norm is not None:
             x = self.skip_norm(x + lifted)
@@ -260,7 +261,8 @@ class OFormer(OperatorModel):
     ) -> Float[Tensor, "batch queries expanded"]:
         """Latents at the query points, at the time of the input."""
         z = once_per_grid(in_full, self._embed(query))
-        z = self.cross(z, query.coords, query.weights, self.source_dropout(latents), input.coords, input.weights)
+        cross, source = self._sparing(self.cross), self.source_dropout(latents)
+        z = cross(z, query.coords, query.weights, source, input.coords, input.weights)
         if self.mix is not None:
             z = z + self.mix(z, query.coords, query.weights)
         return in_full(self.expand(z))
@@ -344,19 +346,27 @@ class OFormer(OperatorModel):
     ) -> Float[Tensor, "batch times queries channels"]:
         """The same values without all latents at hand at once: each step is decoded when it is made.
 
-        With `recompute`, only the latents of each step are kept in training, and the rest is computed again for the
-        gradient; fused kernels do so in any case.
+        With `recompute`, only the latents of each step are kept in training; fused kernels do so in any case.
         """
         if self._marches_on_chip(z):
             return self._march(z, query, times)
-        made = step or self._step
-        if self.recompute and torch.is_grad_enabled():
-            made = functools.partial(checkpoint, made, use_reentrant=False, preserve_rng_state=False)
+        made = self._sparing(step or self._step)
         drives, reads, values = self._drives(query), self._reads(query), []
         for _ in range(times):
             z, value = made(z, drives, reads)
             values.append(value)
         return torch.stack(values, 1)
+
+    def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
+        """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
+
+        Args:
+            part: to be called with tensors.
+            random: whether it draws random numbers, which must then be the same again.
+        """
+        if not (self.recompute and torch.is_grad_enabled()):
+            return part
+        return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
 
     def _step(self, z: Tensor, drives: list[Tensor | None], reads: list[Tensor | None]) -> tuple[Tensor, Tensor]:
         """Latents one step later, and the values there."""
@@ -380,7 +390,8 @@ class OFormer(OperatorModel):
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int
     ) -> Float[Tensor, "batch times queries channels"]:
         """`propagate` and `decode` in fused kernels, which keep little and compute the rest again for the gradient."""
-        from oformer.nn.rollout_kernels import Chain, march
+        from oformer.nn.rollout_back_kernels import PART, Chain
+        from oformer.nn.rollout_kernels import march
 
         batch, queries, _ = z.shape
         step_norm, read_norm = self.step_norms[0], self.decode_norm
@@ -401,7 +412,8 @@ class OFormer(OperatorModel):
             step = chain(self.steps[0], step_norm, self.config.propagator.context, "gelu")
             read = chain(self.heads[0], read_norm, self.config.decoder.context, self.config.decoder.activation)
             bias, epsilon = self.heads[0].layers[-1].bias, step_norm.eps
-            values = march(z.flatten(0, 1), step, read, bias, times, epsilon)
+            part = PART // 4 if self.recompute else PART  # smaller products take longer, and less memory
+            values = march(z.flatten(0, 1), step, read, bias, times, epsilon, part)
         return values.unflatten(1, (batch, queries)).transpose(0, 1)
 
     def _features(self, query: Field) -> Tensor | None:

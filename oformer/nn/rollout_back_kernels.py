@@ -21,7 +21,7 @@ from torch import Tensor
 
 _ROWS, _COLUMNS = 32, 128  # of the tile of a program
 _EXACT: torch.dtype | None = torch.float32  # the type whose rounding does not hide that of a faster GELU
-PART = 65_536  # points that go back together; fewer would take less memory, and products of them more time
+PART = 65_536  # points that go back together, as a rule: fewer take less memory, and products of them more time
 
 
 class Chain(NamedTuple):
@@ -42,7 +42,7 @@ class Gradients(NamedTuple):
     read_drive: Tensor
 
 
-def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tensor) -> Gradients:
+def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tensor, part: int = PART) -> Gradients:
     """The gradients of a rollout.
 
     Args:
@@ -51,6 +51,7 @@ def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tens
         step: the network of a step, with GELUs.
         read: the network that reads values, of three matrices.
         of_values: the gradient of the values (times, rows, channels), float32.
+        part: points that go back together, about.
     """
     rows, width = n.shape[1:]
     step, read = (Chain(tuple(w.to(n.dtype) for w in c.weights), c.drive, c.activation) for c in (step, read))
@@ -63,7 +64,7 @@ def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tens
         torch.zeros_like(read.drive, dtype=torch.float32),
     )
     of_first = torch.zeros_like(first, dtype=torch.float32)
-    size = _part(rows, (len(step.drive), len(read.drive)))
+    size = _part(rows, (len(step.drive), len(read.drive)), part)
     room = _Room(n.new_empty, size, step, read)
     for begin in range(0, rows, size):
         here = slice(begin, min(begin + size, rows))
@@ -160,12 +161,12 @@ def _read_back(read: Chain, here: slice, of_values: Tensor, room: _Room, totals:
     _add_drive(totals.read_drive, of_before, here)
 
 
-def _part(rows: int, periods: tuple[int, int]) -> int:
+def _part(rows: int, periods: tuple[int, int], wanted: int) -> int:
     """Points that go back together: whole periods of the drives, or whole parts of one."""
     period = max(p for p in periods if p < rows) if min(periods) < rows else 1
-    if period <= PART:
-        return min(PART // period * period, rows)
-    return next(size for size in range(PART, 0, -1) if period % size == 0)
+    if period <= wanted:
+        return min(wanted // period * period, rows)
+    return next(size for size in range(wanted, 0, -1) if period % size == 0)
 
 
 def _add_product(total: Tensor, out: Tensor, into: Tensor) -> None:

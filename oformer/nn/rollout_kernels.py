@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from oformer.nn.rollout_back_kernels import Chain, way_back
+from oformer.nn.rollout_back_kernels import PART, Chain, way_back
 
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 _TILE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
@@ -56,7 +56,7 @@ def supported(device: torch.device, step: Sequence[tuple[int, int]], read: Seque
     return SIDE <= inner <= width and SIDE <= outer < 2 * SIDE and read[2][0] <= 8
 
 
-def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon: float) -> Tensor:
+def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon: float, part: int = PART) -> Tensor:
     """Values (times, rows, channels) in float32 at each step after latents z (rows, width).
 
     Args:
@@ -66,6 +66,7 @@ def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon
         bias: of the values.
         times: number of steps.
         epsilon: of the normalization.
+        part: points that go back together for the gradient.
     """
     rows = len(z)
     padded = -rows % SIDE
@@ -74,7 +75,7 @@ def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon
         z = torch.nn.functional.pad(z, (0, 0, 0, padded))
         drives = [torch.nn.functional.pad(d, (0, 0, 0, padded)) if len(d) == rows else d for d in drives]
     shape = _Shape(z.shape[1] // SIDE, len(step.weights), len(read.weights[0]), len(read.weights[1]), len(bias))
-    plan = _Plan(shape, times, epsilon, read.activation, torch.is_grad_enabled())
+    plan = _Plan(shape, times, epsilon, read.activation, torch.is_grad_enabled(), part)
     return _March.apply(plan, z, *drives, bias, *step.weights, *read.weights)[:, :rows]  # pyright: ignore
 
 
@@ -109,6 +110,7 @@ class _Plan(NamedTuple):
     epsilon: float
     activation: str
     keep: bool
+    part: int
 
 
 class _Arena(NamedTuple):
@@ -168,7 +170,7 @@ class _March(torch.autograd.Function):
         step = Chain(tuple(weights[: plan.shape.steps]), drive, "gelu")
         read = Chain(tuple(weights[plan.shape.steps :]), read_drive, plan.activation)
         of_values = gradients[0].contiguous()
-        found = way_back(n, scale, step, read, of_values)
+        found = way_back(n, scale, step, read, of_values, plan.part)
         return None, found.start, found.drive, found.read_drive, of_values.sum((0, 1)), *found.step, *found.read
 
 

@@ -52,7 +52,7 @@ class Training:
     precision: Precision = "float32"  # of products on a GPU; a CPU computes in float32 whatever stands here
     compile: bool | None = None  # the model, for each shape it meets; None: on a GPU yes, on a CPU no
     capture: bool | None = None  # whole steps as CUDA graphs, one for each shape; None: on a GPU yes, on a CPU no
-    recompute: bool = False  # keep only the latents of a rollout and compute the rest again: less memory, more time
+    recompute: bool = False  # keep what enters the blocks and steps of a model, compute the rest again: less memory
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):

@@ -356,6 +356,26 @@ def test_recomputing_changes_no_gradient_and_keeps_one_state_a_step(name):
     assert kept[True] < kept[False] - 2 * states
 
 
+@exact
+def test_recomputing_draws_the_same_random_numbers_again():
+    model = recipe_model("darcy-85").train()
+    assert model.config.encoder.dropout > 0
+    batch = collate([random_sample(model.spec, 12, 9, 1.0) for _ in range(2)])
+    gradients = []
+    for recompute in (False, True):
+        model.recompute = recompute
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(batch.input, batch.query).square().sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
+    torch.manual_seed(1)
+    model.zero_grad()
+    model(batch.input, batch.query).square().sum().backward()
+    other = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert (other - gradients[0]).norm() > 1e-3 * other.norm()
+
+
 @pytest.mark.parametrize("name", ["burgers-512", "ns3"])
 def test_residuals_and_answers_are_float32_under_autocast(name):
     """Products are rounded; what they are added to, and what is said in the end, is not."""

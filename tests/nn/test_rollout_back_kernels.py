@@ -54,7 +54,7 @@ CASES = {
 }
 
 
-def errors(sizes: tuple, dtype: torch.dtype) -> list[float]:
+def errors(sizes: tuple, dtype: torch.dtype, part: int = 1000) -> list[float]:
     """Of all gradients, relative to the largest, against automatic differentiation in float32."""
     z, step, read, bias = case(*sizes)
     values, n, scale = rollout(z, step, read, bias, times=3)
@@ -62,7 +62,7 @@ def errors(sizes: tuple, dtype: torch.dtype) -> list[float]:
     wanted = [z, *step.weights, step.drive, *read.weights, read.drive]
     expected = torch.autograd.grad((values * of_values).sum(), wanted)
     with torch.no_grad():
-        found = kernels.way_back(n.detach().to(dtype), scale.detach(), step, read, of_values)
+        found = kernels.way_back(n.detach().to(dtype), scale.detach(), step, read, of_values, part)
     got = [found.start, *found.step, found.drive, *found.read, found.read_drive]
     assert all(
         mine.shape == theirs.shape and mine.dtype == torch.float32 for mine, theirs in zip(got, expected, strict=True)
@@ -73,9 +73,8 @@ def errors(sizes: tuple, dtype: torch.dtype) -> list[float]:
 
 
 @pytest.mark.parametrize(("sizes", "part"), CASES.values(), ids=list(CASES))
-def test_gradients_are_those_of_automatic_differentiation(sizes, part, monkeypatch):
-    monkeypatch.setattr(kernels, "PART", part)
-    assert max(errors(sizes, torch.float32)) < 1e-5
+def test_gradients_are_those_of_automatic_differentiation(sizes, part):
+    assert max(errors(sizes, torch.float32, part)) < 1e-5
 
 
 def test_the_faster_gelu_is_near_enough_for_half_precision(monkeypatch):
@@ -87,6 +86,6 @@ def test_the_faster_gelu_is_near_enough_for_half_precision(monkeypatch):
 
 def test_parts_hold_whole_periods_of_a_drive_or_divide_one():
     for rows, period in ((65_536, 4096), (65_536, 65_536), (60_000, 20_000), (40_000, 40_000), (900, 300), (5, 1)):
-        part = kernels._part(rows, (period, 1))
-        assert 1 <= part <= min(rows, kernels.PART)
+        part = kernels._part(rows, (period, 1), 16_384)
+        assert 1 <= part <= min(rows, 16_384)
         assert period in (1, rows) or part % period == 0 or period % part == 0

@@ -9,7 +9,6 @@ from torch import Tensor
 from oformer.fields import Field, Spec
 from oformer.models.oformer import Decoder, Encoder, OFormerConfig, Propagator, Query
 
-rollout_back = pytest.importorskip("oformer.nn.rollout_back_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -80,14 +79,13 @@ def error(x: Tensor, y: Tensor) -> float:
     ],
     ids=["navier-stokes", "in parts", "airfoil, padded"],
 )
-def test_values_and_gradients(sizes, part, monkeypatch):
+def test_values_and_gradients(sizes, part):
     """As near to float32 as bfloat16 autocast of the plain code comes, or nearer."""
-    monkeypatch.setattr(rollout_back, "PART", part)
     exact, rounded, fused = (fresh(case(*sizes)) for _ in range(3))
     expected = plain(*exact)
     with torch.autocast("cuda", torch.bfloat16):
         usual = plain(*rounded).float()
-    got = kernels.march(*fused, 1e-5)
+    got = kernels.march(*fused, 1e-5, part)
     direction = torch.randn_like(expected)
     for values in (expected, usual, got):
         (values * direction).sum().backward()
