@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for name in ns3 ns2-part ns1 ns2-full ns-mix; do
+for name in ns3 ns2-part ns2-part-plus ns1 ns2-full ns-mix; do
     oformer train "$name" --out "outputs/$name" "$@"
     case $name in
         ns3 | ns-mix) oformer zoo add "outputs/$name" --finer --card-only ;;
