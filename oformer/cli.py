@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import tyro
@@ -528,22 +529,26 @@ class ZooList:
 
     def run(self, rest: list[str]) -> int:
         """Print the table."""
+        from oformer.results import headline
         from oformer.shipped import zoo_folder
         from oformer.zoo import shipped, size_of
 
         _no_more(rest)
         rows = [
             (
-                name, card.data.title, f"{card.scores.error:.4%}", f"{card.parameters:,}",
-                f"{size_of(name) / 1e6:.1f} MB, {card.storage}", f"{card.seeds[0].steps:,} steps",
-                f"{card.seeds[0].minutes:.0f} min on {card.seeds[0].hardware}",
+                name, shorten(card.data.title, 24, placeholder="..."), headline(card), f"{card.parameters:,}",
+                f"{size_of(name) / 1e6:.1f} MB",
             )
             for name, card in shipped().items()
         ]  # fmt: skip
         if not rows:
             say(f"No trained operators in {zoo_folder()} yet. Add one: oformer zoo add RUN")
             return 0
-        table(("name", "problem", "test error", "parameters", "size", "trained", "time"), rows)
+        table(("name", "problem", "test error", "parameters", "size"), rows)
+        say(
+            "% is relative L2; squared: mean squared errors of potential and field, scaled; momentum near the\n"
+            f"foil: relative, and of density times it. More of each: {_program()} zoo show NAME"
+        )
         return 0
 
 

@@ -40,6 +40,16 @@ def measured(row: Row, scores: Scores) -> float:
     return error / row.unit
 
 
+def headline(card: ModelCard) -> str:
+    """The test error of a card in a few words: relative L2 in percent, or else what the paper's row measures."""
+    rows = [row for row in ROWS if row.recipe == card.name.removesuffix(PLUS) and row.quantity != "relative L2"]
+    if not rows:
+        return f"{card.scores.error:.4%}"
+    power = {1.0: "", 1e-2: "e-2", 1e-3: "e-3"}
+    errors = (_number(row, measured(row, card.scores)) + power[row.unit] for row in rows)
+    return f"{'squared' if 'squared' in rows[0].quantity else 'momentum'} {', '.join(errors)}"
+
+
 def full_table(cards: Mapping[str, ModelCard]) -> str:
     """Every row of the paper, with what was trained here and how."""
     header = (

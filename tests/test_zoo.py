@@ -30,7 +30,7 @@ from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, OURS, ROWS
 from oformer.predict import Predictor, find_checkpoint
 from oformer.problems import Darcy, Electrostatics, NavierStokes
 from oformer.recipes import RECIPES, recipe_named
-from oformer.results import NOT_YET, between_marks, full_table, measured, short_table, write_results
+from oformer.results import NOT_YET, between_marks, full_table, headline, measured, short_table, write_results
 from oformer.shipped import zoo_folder, zoo_names
 from oformer.training.datasets import open_data, train_and_test
 from oformer.training.evaluate import Momentum, Scores, errors, evaluate
@@ -497,6 +497,24 @@ def test_each_row_measures_what_the_paper_measures():
     assert measured(rows["burgers-512", "relative L2"], scores) == pytest.approx(500.0)
     with pytest.raises(InputError, match="relative momentum"):
         measured(rows["airfoil", "relative momentum"], card_of().scores)
+
+
+def test_the_error_of_a_card_in_a_few_words_is_the_paper_s_quantity():
+    assert headline(card_of("burgers-2048-plus", error=0.000674)) == "0.0674%"
+    assert headline(card_of("of-my-own", error=0.25)) == "25.0000%"
+    squares = card_of("electro-aug", channels=3, error=1.02, mean_squared_scaled=[3.7e-5, 2e-4, 4e-4])
+    assert headline(squares) == "squared 0.037e-3, 0.300e-3"
+    near = Momentum(rmse=12.0, relative=0.0817, with_density=15.469)
+    assert headline(card_of("airfoil", channels=4, momentum=near)) == "momentum 8.17e-2, 15.469"
+
+
+def test_the_list_fits_into_a_hundred_columns(monkeypatch, capsys):
+    monkeypatch.delenv("OFORMER_ZOO", raising=False)
+    assert main(["zoo", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "squared 0.037e-3" in shown
+    assert "102.07" not in shown
 
 
 def test_the_table_shows_ours_beside_the_paper_s(tmp_path):

@@ -5,11 +5,13 @@ agree, numbers that must be finite) is refused here, with the sentence of an `In
 """
 
 import json
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,11 +22,12 @@ from oformer.checkpoint import parameter_count
 from oformer.data.arrays import check_codes
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field
-from oformer.playground.scenes import Scene, Sensors, State, scene_of
+from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
+from oformer.playground.scenes import Known, Scene, Sensors, State, scene_of
 from oformer.playground.wire import encoded
 from oformer.predict import Predictor
 
-KEPT = 16  # inputs and solutions in memory, so that a change of sensors or resolution solves nothing again
+KEPT = 32  # inputs, answers and solutions in memory: a change of sensors or resolution solves nothing again
 PAIRS = 2**24  # of an input point and a query where attention looks at each pair
 
 Result = TypeVar("Result")
@@ -76,6 +79,21 @@ class Served:
             targets=tuple(f"output {i + 1}" for i in range(spec.out_channels)),
         )
 
+    @cached_property
+    def start(self) -> Start:
+        """What the page begins with; a GPU needs nothing left out."""
+        assert self.scene is not None
+        most = math.inf if self.predictor.device.type != "cpu" else AT_ONCE
+        return start_of(self.scene, Cost(self.predictor), most)
+
+    @property
+    def draft(self) -> tuple[Sensors, int]:
+        """Sensors and resolution of the first answer, and of those under a moving pointer."""
+        assert self.scene is not None
+        start, strides = self.start, self.scene.strides
+        coarser = (stride for stride in strides if start.stride > 1 and stride >= 2 * start.stride)
+        return Sensors(share=start.share, stride=next(coarser, start.stride)), self.scene.resolutions[0]
+
     def summary(self) -> dict[str, Any]:
         """For the list of models."""
         checkpoint, spec, card = self.predictor.checkpoint, self.predictor.spec, self.card
@@ -86,6 +104,7 @@ class Served:
             "parameters": parameter_count(self.predictor.operator),
             "steps": checkpoint.step,
             "error": checkpoint.scores.get("error"),
+            "squares": checkpoint.scores.get("mean_squared_scaled"),
             "inputs": list(card.inputs),
             "queries": list(card.queries),
             "targets": list(card.targets),
@@ -119,6 +138,12 @@ class Service:
             raise unknown_name("model that is served", name[:60], self.models)
         return self.models[name]
 
+    def count(self) -> None:
+        """Find out what all models cost, which takes a tenth of a second each, before anybody waits for it."""
+        for served in self.models.values():
+            if served.scene is not None:
+                served.start  # noqa: B018
+
     def describe(self, name: str) -> dict[str, Any]:
         """All that the page must know of a model."""
         served = self.model(name)
@@ -129,13 +154,19 @@ class Service:
             "limits": asdict(self.limits),
         }
         if scene is not None:
+            sensors, coarse = served.draft
             content["play"] = {
                 "kind": scene.kind,
                 "state": scene.schema,
                 "resolutions": list(scene.resolutions),
                 "resolution": scene.resolution,
+                "strides": list(scene.strides),
+                "start": {**asdict(served.start), "reduced": served.start.reduced},
+                "draft": {"stride": sensors.stride, "share": sensors.share, "resolution": coarse},
+                "drafts": scene.drafts,
                 "solver": scene.solver,
                 "slow": scene.slow,
+                "tested": scene.tested,
                 **scene.facts(),
             }
         return content
@@ -178,6 +209,7 @@ class Service:
         sensors: Sensors | None = None,
         resolution: int | None = None,
         channel: int = 0,
+        draft: bool = False,
     ) -> dict[str, Any]:
         """What the operator says of a state, seen by some sensors.
 
@@ -187,6 +219,7 @@ class Service:
             sensors: which points are seen; those of training if left out.
             resolution: one that the scene offers.
             channel: of the target, to be sent.
+            draft: an input that is nearly that of the state will do, where it comes sooner.
         """
         served, scene = self.model(name), self.scene(name)
         predictor = served.predictor
@@ -194,12 +227,19 @@ class Service:
         scene.check_resolution(resolution)
         self._check_channel(served, channel)
         start = time.perf_counter()
-        known = self._remembered((name, "known", _key(state)), lambda: scene.known(state))
+        known = self._known(name, state, draft)
         places = self._remembered((name, "places", resolution, _key(state)), lambda: scene.places(state, resolution))
-        field = (sensors or Sensors()).of(known, predictor.spec)
+        sensors = sensors or Sensors()
+        field = sensors.of(known, predictor.spec)
         before = time.perf_counter()
-        answer = self._finite(predictor(field, places.query))
-        after = time.perf_counter()
+
+        def timed() -> tuple[Field, float]:
+            start = time.perf_counter()
+            return self._finite(predictor(field, places.query)), time.perf_counter() - start
+
+        # The first question was asked in advance, and may still be at work when a person asks it.
+        question = (name, "answer", draft and scene.drafts, sensors, resolution, _key(state))
+        answer, seconds = self._remembered(question, timed)
         return {
             "sensors": {
                 "coords": encoded(field.coords.numpy()),
@@ -208,7 +248,7 @@ class Service:
             },
             "places": places.layout,
             "prediction": encoded(answer.values[..., channel].numpy()),
-            "seconds": {"input": before - start, "prediction": after - before},
+            "seconds": {"input": before - start, "prediction": seconds},
             "unseen": scene.unseen(state),
         }
 
@@ -233,10 +273,11 @@ class Service:
         values, seconds = self._remembered((name, "solution", resolution, _key(state)), timed)
         return {"solution": encoded(values[..., channel].numpy()), "seconds": seconds, "solver": scene.solver}
 
-    def warm(self, name: str) -> None:
-        """Answer a model's first question in advance, coarsely: its kernels, mesh and input are then there."""
-        scene = self.scene(name)
-        self.play(name, scene.example(0), resolution=scene.resolutions[0])
+    def warm(self, name: str) -> Iterator[Callable[[], object]]:
+        """What answers a model's first question in advance, coarsely: short jobs, after which all it needs is there."""
+        scene, (sensors, resolution) = self.scene(name), self.model(name).draft
+        yield lambda: self._known(name, scene.example(0), draft=True)
+        yield lambda: self.play(name, scene.example(0), sensors, resolution, draft=True)
 
     def scene(self, name: str) -> Scene:
         """The scene of a model, refused where there is none."""
@@ -248,6 +289,11 @@ class Service:
                 "Ask it with `predict`, with fields of your own",
             )
         return scene
+
+    def _known(self, name: str, state: State, draft: bool) -> Known:
+        scene = self.scene(name)
+        make = scene.draft if draft and scene.drafts else scene.known
+        return self._remembered((name, make.__name__, _key(state)), lambda: make(state))
 
     def _check_channel(self, served: Served, channel: int) -> None:
         channels = served.predictor.spec.out_channels

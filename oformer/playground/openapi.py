@@ -54,7 +54,12 @@ def play_schema(served: Served, scene: Scene) -> Schema:
     dim = served.predictor.spec.dim
     sensors = object_of(
         {
-            "share": {"type": "number", "minimum": 0.001, "maximum": 1, "description": "of the sensors of training"},
+            "stride": {
+                "type": "integer",
+                "enum": list(scene.strides),
+                "description": "on a regular grid of sensors, steps per axis from one to the next that is kept",
+            },
+            "share": {"type": "number", "minimum": 0.001, "maximum": 1, "description": "of these sensors"},
             "seed": _integer(0, 10**6, "of the choice among them"),
             "erased": _places(dim + 1, "coordinates and radius: sensors in there are gone"),
             "added": _places(dim, "a sensor at the nearest point where the input is known"),
@@ -62,7 +67,8 @@ def play_schema(served: Served, scene: Scene) -> Schema:
         [],
     )
     schema = solve_schema(served, scene)
-    return object_of({**schema["properties"], "sensors": sensors}, ["state"])
+    draft = {"type": "boolean", "description": "an input that is nearly the exact one will do, if it comes sooner"}
+    return object_of({**schema["properties"], "sensors": sensors, "draft": draft}, ["state"])
 
 
 def description(service: Service, version: str) -> Schema:

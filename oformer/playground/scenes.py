@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oformer.config import from_json
-from oformer.errors import InputError
+from oformer.errors import InputError, SolverDiverged
 from oformer.fields import Field, Sample, Spec
 from oformer.meshes.grids import cell_grid, line_weights, periodic_grid, thinning
 from oformer.meshes.library import mesh_of
@@ -38,8 +38,12 @@ from oformer.solvers.median_dual import median_dual
 
 SEED = 20_230  # of what is drawn here: no dataset of ours has it
 CONTROLS = 64  # points of a curve that a person bends
+DRAFT_STEP = 0.04  # of time, for an input that need not be exact
 VORTEX = 0.05  # radius of one that a pointer leaves behind
 MOST = 20  # sources
+STRIDES = (1, 2, 3, 4, 6, 8)  # of a regular grid of sensors, as far as they leave a grid
+FEWEST = 8  # sensors per axis that a stride leaves
+NODES = 400  # of the finest shape that sources lie on
 
 State = Mapping[str, Any]
 
@@ -68,10 +72,14 @@ class Sensors:
     seed: int = 0
     erased: tuple[tuple[float, ...], ...] = ()  # coordinates and a radius
     added: tuple[tuple[float, ...], ...] = ()  # each takes the nearest point where the input is known
+    stride: int = 1  # of the usual ones on a regular grid, before the share is taken
 
     def of(self, known: Known, spec: Spec) -> Field:
         """The field that they see."""
         coords, rows = known.input.coords, known.usual
+        if self.stride > 1:
+            grid = _grid(spec)
+            rows = rows.view(grid)[(slice(None, None, self.stride),) * len(grid)].flatten()
         if self.share < 1:
             count = max(1, round(self.share * len(rows)))
             rows = rows[torch.randperm(len(rows), generator=torch_generator(self.seed, 0))[:count].sort().values]
@@ -92,6 +100,7 @@ class Scene:
 
     kind: ClassVar[str]  # by which the page chooses its tools
     slow: ClassVar[bool] = False  # whether the solver takes minutes: it is then asked only on demand
+    drafts: ClassVar[bool] = False  # whether a coarse input comes sooner than the exact one
 
     def __init__(self, spec: Spec):
         self.spec = spec
@@ -112,6 +121,29 @@ class Scene:
         raise NotImplementedError
 
     @property
+    def sensors(self) -> int:
+        """The most that training had."""
+        return math.prod(_grid(self.spec))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """By which a regular grid of sensors may be thinned."""
+        grid, periodic = self.spec.grid, self.spec.periods is not None
+        if grid is None:
+            return (1,)
+        fitting = [stride for stride in STRIDES[1:] if min(grid) >= FEWEST * stride]
+        return (1, *(stride for stride in fitting if not periodic or all(n % stride == 0 for n in grid)))
+
+    def queries(self, resolution: int) -> int:
+        """How many points an answer has."""
+        return resolution**self.spec.dim
+
+    @property
+    def tested(self) -> str:
+        """What is particular about the test samples, in words."""
+        return ""
+
+    @property
     def solver(self) -> str:
         """The solver that the operator is held against, in words."""
         raise NotImplementedError
@@ -127,6 +159,10 @@ class Scene:
     def known(self, state: State) -> Known:
         """The input of a state."""
         raise NotImplementedError
+
+    def draft(self, state: State) -> Known:
+        """The same, or nearly so, sooner."""
+        return self.known(state)
 
     def places(self, state: State, resolution: int) -> Places:
         """Points to answer at."""
@@ -285,6 +321,7 @@ class Vorticity(Scene):
     """Navier-Stokes: a random state at time 0 and the vortices that a pointer stirs into it."""
 
     kind = "vorticity"
+    drafts = True
 
     def __init__(self, problem: NavierStokes, spec: Spec):
         super().__init__(spec)
@@ -311,8 +348,9 @@ class Vorticity(Scene):
 
     @property
     def resolutions(self) -> tuple[int, ...]:
-        """From half to twice the usual one."""
-        return tuple(sorted({max(8, self.resolution // 2), self.resolution, 2 * self.resolution}))
+        """From a quarter to twice the usual one."""
+        usual = self.resolution
+        return tuple(sorted({max(8, usual // 4), max(8, usual // 2), usual, 2 * usual}))
 
     @property
     def resolution(self) -> int:
@@ -335,9 +373,22 @@ class Vorticity(Scene):
 
     def known(self, state: State) -> Known:
         """The frames that the operator is shown, on all points of the solver."""
-        short = dataclasses.replace(self.problem, duration=self.problem.in_times + 1)
-        (sample,) = short.solve(self._drawn(state))
-        n = self.problem.points
+        return self._frames(state, self.problem)
+
+    def draft(self, state: State) -> Known:
+        """Solved on half the points with longer steps: within 1e-3 at a viscosity of 1e-4, in a quarter of the time."""
+        p = self.problem
+        points = max(_grid(self.spec)[0], p.points // 2)
+        coarse = dataclasses.replace(p, points=points, solver_points=points, time_step=max(p.time_step, DRAFT_STEP))
+        try:
+            return self._frames(state, coarse)
+        except SolverDiverged:  # a state that was stirred hard
+            return self.known(state)
+
+    def _frames(self, state: State, problem: NavierStokes) -> Known:
+        short = dataclasses.replace(problem, duration=problem.in_times + 1)
+        (sample,) = short.solve(self._drawn(state, problem))
+        n = problem.points
         stride = thinning((n, n), _grid(self.spec), periodic=True)[0]
         frames = sample.input.values[-self.spec.in_times :]  # a view may have cut the first ones off
         return Known(
@@ -351,7 +402,7 @@ class Vorticity(Scene):
 
     def solve(self, state: State, resolution: int) -> Float[Tensor, "times queries channels"]:
         """Interpolated in Fourier space, exactly."""
-        (sample,) = self.problem.solve(self._drawn(state))
+        (sample,) = self.problem.solve(self._drawn(state, self.problem))
         n = self.problem.points
         frames = sample.target[: self.spec.out_times].view(-1, n, n)
         along_y = resample(frames.reshape(-1, n), resolution).view(-1, n, resolution)
@@ -362,9 +413,9 @@ class Vorticity(Scene):
         """Stirring is no random field."""
         return "a stirred state; training saw random fields" if state["vortices"] else ""
 
-    def _drawn(self, state: State) -> dict[str, Tensor]:
-        drawn = self.problem.draw([state["index"]], SEED)
-        axis = torch.arange(self.problem.solver_points, dtype=torch.float64) / self.problem.solver_points
+    def _drawn(self, state: State, problem: NavierStokes) -> dict[str, Tensor]:
+        drawn = problem.draw([state["index"]], SEED)
+        axis = torch.arange(problem.solver_points, dtype=torch.float64) / problem.solver_points
         initial = drawn["initial"][0].clone()
         for x, y, strength in state["vortices"]:
             bumps = [torch.exp(-(((axis - c + 0.5) % 1.0 - 0.5) ** 2) / (2 * VORTEX**2)) for c in (x, y)]
@@ -407,8 +458,22 @@ class Sources(Scene):
 
     @property
     def resolution(self) -> int:
-        """With each edge halved once: smooth to look at."""
-        return 2
+        """The nodes: training had no queries between them, and errors are larger there."""
+        return 1
+
+    @property
+    def sensors(self) -> int:
+        """Of the finest shape."""
+        return NODES
+
+    def queries(self, resolution: int) -> int:
+        """On the finest shape, about."""
+        return NODES * 4 ** (resolution - 1)
+
+    @property
+    def tested(self) -> str:
+        """The shape of all test samples."""
+        return "" if "u" in self.problem.shapes else "all on a U, which training had not"
 
     @property
     def solver(self) -> str:
@@ -513,6 +578,15 @@ class Stream(Scene):
     def resolution(self) -> int:
         """The mesh is fine enough."""
         return 1
+
+    @property
+    def sensors(self) -> int:
+        """The nodes."""
+        return len(self._mesh.points)
+
+    def queries(self, resolution: int) -> int:
+        """About: each time four triangles for one."""
+        return self.sensors * 4 ** (resolution - 1)
 
     @property
     def solver(self) -> str:

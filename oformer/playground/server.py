@@ -18,7 +18,6 @@ import time
 import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, version
@@ -174,8 +173,9 @@ class Server(ThreadingHTTPServer):
         """Answer each model's first question in advance, one by one and behind those of people."""
         for name, served in self.service.models.items():
             if served.scene is not None:
-                with contextlib.suppress(Busy, InputError, SolverDiverged):
-                    self.answers.do(partial(self.service.warm, name))
+                for job in self.service.warm(name):
+                    with contextlib.suppress(Busy, InputError, SolverDiverged):
+                        self.answers.do(job)
 
     def stop(self, seconds: float = 5.0) -> bool:
         """Take no more requests, give those that are being answered some time, and close.
@@ -475,6 +475,7 @@ def serve(
         Whether all work has ended, as `Server.stop` says.
     """
     service = Service(named([Predictor(source, device) for source in sources]))
+    service.count()
     server = Server(service, host, port, name)
     say(f"{len(service.models)} operator{'s' * (len(service.models) != 1)}: {', '.join(service.models)}")
     say(f"Listening at {server.address} (Ctrl-C stops)")

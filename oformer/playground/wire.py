@@ -33,6 +33,7 @@ SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
+    "boolean": (bool,),
 }
 
 Schema = Mapping[str, Any]
@@ -73,7 +74,7 @@ def check_json(content: Any, schema: Schema, where: str = "body") -> None:
     `maxItems`, `minLength`, `maxLength`, `minimum` and `maximum`. Lists under `x-numbers` are left to `numbers`.
     """
     kind = schema["type"]
-    if not isinstance(content, SCHEMA_TYPES[kind]) or isinstance(content, bool):
+    if not isinstance(content, SCHEMA_TYPES[kind]) or isinstance(content, bool) != (kind == "boolean"):
         raise InputError(f"{_with_article(kind)} at `{where}`", _short(content))
     if "enum" in schema and content not in schema["enum"]:
         raise InputError(f"one of {', '.join(map(str, schema['enum']))} at `{where}`", _short(content))

@@ -12,6 +12,7 @@ from tests.playground.chromium import Page
 
 IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
 SIZE = (1280, 700)
+CHARGES = ((0.14, 0.3), (0.4, 0.87), (0.86, 0.55))  # on the U, as shares of the picture's width and height
 
 
 def draw(sources: list[str], folder: Path = IMAGES) -> None:
@@ -28,25 +29,43 @@ def draw(sources: list[str], folder: Path = IMAGES) -> None:
         for name, served in service.models.items():
             if served.scene is None or served.scene.slow:
                 continue
-            show(page, name)
+            show(page, name, served.scene.kind)
             page.picture(folder / f"playground-{served.scene.problem.name}.png")
         page.size(390, 844, dark=True, mobile=True)
-        show(page, next(iter(service.models)))
+        name, served = next(iter(service.models.items()))
+        if served.scene is not None:
+            show(page, name, served.scene.kind)
         page.picture(folder / "playground-phone.png", full=False)
         page.close()
     server.shutdown()
     server.stop()
 
 
-def show(page: Page, name: str) -> None:
-    """An operator with its second example, and what the solver says of it."""
+def show(page: Page, name: str, kind: str) -> None:
+    """An operator with charges placed on a shape that training had not, or else its second example; and the solver."""
     page.js(f"(() => {{ const s = document.getElementById('model'); s.value = '{name}'; "
             "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
     page.until(f"playground.model?.name === '{name}' && playground.answer && playground.settled()", 300)
+    if kind == "sources":
+        press(page, "No sources")
+        for x, y in CHARGES:
+            left, top, width, height = page.js(
+                "(({x, y, width, height}) => [x, y, width, height])"
+                "(document.getElementById('input').getBoundingClientRect())"
+            )
+            page.drag([(left + x * width, top + y * height)])
+            page.until("playground.settled()", 300)
+    else:
+        press(page, "Random")
+        page.until("playground.index === 1", 300)
+    page.until("playground.settled() && playground.solution", 300)
+
+
+def press(page: Page, text: str) -> None:
+    """A button among the tools of a scene."""
     page.js(
-        "[...document.querySelectorAll('#state-tools button')].find((b) => b.innerText.startsWith('Random')).click()"
+        f"[...document.querySelectorAll('#state-tools button')].find((b) => b.innerText.startsWith('{text}')).click()"
     )
-    page.until("playground.index === 1 && playground.settled() && playground.solution", 300)
 
 
 if __name__ == "__main__":

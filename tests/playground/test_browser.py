@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from oformer.playground.costs import Cost, start_of
 from oformer.playground.scenes import Sensors
 from oformer.playground.server import Server
 from tests.playground.chromium import Page, executable
@@ -72,7 +73,9 @@ def predicted(page: Page, predictors, service) -> np.ndarray:
     scene, predictor = service.models[model].scene, predictors[model]
     places = scene.places(state, page.js("playground.resolution"))
     tuples = {name: tuple(map(tuple, marks[name])) for name in ("erased", "added")}
-    field = Sensors(marks["share"], marks["seed"], **tuples).of(scene.known(state), predictor.spec)
+    field = Sensors(marks["share"], marks["seed"], **tuples, stride=marks["stride"]).of(
+        scene.known(state), predictor.spec
+    )
     return predictor(field, places.query).values[..., channel].numpy().ravel()
 
 
@@ -131,6 +134,43 @@ def test_the_solver_and_the_error_beside_it(page, service):
     assert page.js("document.getElementById('error-number').closest('tr').hidden")
 
 
+def test_what_takes_long_begins_with_fewer_points_and_all_are_one_click_away(page, service, predictors, monkeypatch):
+    served = service.models["darcy"]
+    full = served.start
+    assert not full.reduced
+    monkeypatch.setattr(type(served.scene), "strides", (1, 2))
+    cost = Cost(predictors["darcy"])
+    monkeypatch.setitem(vars(served), "start", start_of(served.scene, cost, most=cost(8 * 8, 7 * 7)))
+    choose(page, "darcy")
+    assert page.js("[playground.sensors.stride, playground.resolution]") == [2, 7]
+    assert page.js("[playground.answer.sensors.coords.shape[0], playground.answer.prediction.shape[1]]") == [64, 49]
+    assert "8 × 8 of the 15 × 15 sensors of training" in page.js("document.getElementById('quick').innerText")
+    truth = predicted(page, predictors, service)
+    np.testing.assert_allclose(shown(page), truth, atol=1e-5 * np.abs(truth).max(), rtol=0)
+    page.js("document.getElementById('full').click()")
+    settled(page)
+    assert page.js("[playground.answer.sensors.coords.shape[0], playground.answer.prediction.shape[1]]") == [225, 225]
+    truth = predicted(page, predictors, service)
+    np.testing.assert_allclose(shown(page), truth, atol=1e-5 * np.abs(truth).max(), rtol=0)
+    page.js("document.getElementById('full').click()")
+    settled(page)
+    assert page.js("playground.answer.prediction.shape[1]") == 49
+
+
+def test_nothing_moves_while_the_solver_is_at_work(page):
+    choose(page, "electrostatics")
+    page.js("document.getElementById('compare').click()")
+    page.until("playground.solution != null")
+    before = box(page)
+    page.drag([at(page, 0.1, 0.5)])
+    assert box(page) == before
+    settled(page)
+    nodes = np.array(page.js("[...playground.answer.sensors.coords.values]")).reshape(-1, 2)
+    placed = np.array(page.js("playground.state.sources"))
+    assert np.abs(placed[:, None] - nodes).max(-1).min(1).max() < 1e-4  # on nodes, where the solver has them
+    page.js("document.getElementById('compare').click()")
+
+
 def test_time_is_scrubbed_and_runs(page):
     choose(page, "navier-stokes")
     texts = set()
@@ -148,10 +188,10 @@ def test_time_is_scrubbed_and_runs(page):
 def test_other_resolutions_and_channels(page):
     choose(page, "electrostatics")
     points = page.js("playground.answer.prediction.shape[1]")
-    page.js("(() => { const r = document.getElementById('resolution'); r.value = '1'; "
+    page.js("(() => { const r = document.getElementById('resolution'); r.value = '2'; "
             "r.dispatchEvent(new Event('change')); })()")  # fmt: skip
     settled(page)
-    assert page.js("playground.answer.prediction.shape[1]") < points
+    assert page.js("playground.answer.prediction.shape[1]") > 3 * points
     before = shown(page)
     page.js("(() => { const r = document.getElementById('channel'); r.value = '2'; "
             "r.dispatchEvent(new Event('change')); })()")  # fmt: skip

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from oformer.config import to_json
-from oformer.errors import InputError
+from oformer.errors import InputError, SolverDiverged
 from oformer.fields import Field, Spec
 from oformer.metrics import relative_l2
 from oformer.playground.scenes import SEED, Known, Scene, Sensors, scene_of
 from oformer.playground.starts import read_starts, save_starts
 from oformer.playground.wire import check_json
-from oformer.problems import Airfoil
+from oformer.problems import Airfoil, NavierStokes
 
 KINDS = ("burgers", "darcy", "navier-stokes", "electrostatics", "magnetostatics", "airfoil")
 
@@ -118,7 +118,7 @@ def test_stirring_adds_vorticity_of_no_mean_and_is_called_new(service):
     scene = service.models["navier-stokes"].scene
     state = scene.example(2)
     stirred = {**state, "vortices": [[0.25, 0.5, 1.0], [0.98, 0.02, -0.5]]}
-    plain, changed = (scene._drawn(s)["initial"][0] for s in (state, stirred))
+    plain, changed = (scene._drawn(s, scene.problem)["initial"][0] for s in (state, stirred))
     difference = changed - plain
     assert abs(float(changed.mean())) < 1e-12
     n = len(difference)
@@ -127,6 +127,31 @@ def test_stirring_adds_vorticity_of_no_mean_and_is_called_new(service):
     assert scene.unseen(stirred)
     assert not scene.unseen(state)
     assert not torch.equal(scene.known(stirred).input.values, scene.known(state).input.values)
+
+
+def test_a_draft_is_nearly_the_input(service):
+    """At half the points, with the same steps: the tiny problem's are long already."""
+    scene = service.models["navier-stokes"].scene
+    state = scene.example(1)
+    exact, draft = scene.known(state), scene.draft(state)
+    assert draft.input.points < exact.input.points
+    torch.testing.assert_close(draft.input.coords[draft.usual], exact.input.coords[exact.usual])
+    near, far = draft.input.values[:, draft.usual], exact.input.values[:, exact.usual]
+    error = float((near - far).norm() / far.norm())
+    assert 0 < error < 0.05
+
+
+def test_a_draft_that_diverges_is_the_input_itself(service, monkeypatch):
+    scene = service.models["navier-stokes"].scene
+    state, solve = scene.example(1), NavierStokes.solve
+
+    def fails(self, drawn):
+        if self.points < scene.problem.points:
+            raise SolverDiverged("too coarse a one", 1, 0.5, 1e9)
+        return solve(self, drawn)
+
+    monkeypatch.setattr(NavierStokes, "solve", fails)
+    torch.testing.assert_close(scene.draft(state).input.values, scene.known(state).input.values)
 
 
 def test_first_frames_from_the_package_are_those_of_the_solver():
@@ -170,6 +195,8 @@ def test_sensors_are_chosen_erased_and_added():
     assert added.values.flatten().tolist() == [0, 2, 3, 4, 6]
     # Weights are half-gaps around the period: unequal once the points are.
     torch.testing.assert_close(added.weights, torch.tensor([2.0, 1.5, 1.0, 1.5, 2.0]) / 8)
+    assert sensors_on_a_line(stride=2).values.flatten().tolist() == [0, 4]
+    assert sensors_on_a_line(stride=2, added=((0.3,),)).values.flatten().tolist() == [0, 2, 4]
     half = sensors_on_a_line(share=0.5, seed=3)
     assert half.points == 2
     torch.testing.assert_close(half.coords, sensors_on_a_line(share=0.5, seed=3).coords)

@@ -54,9 +54,18 @@ const place = (action) => `v1/models/${encodeURIComponent(page.model.name)}/${ac
 // none for states that are already past.
 const live = { asking: false, changed: false, choosing: 0, usual: 0 };
 
-// Where answers are slow, the first one and those under a moving pointer are coarse; the full one follows.
+// Where answers are slow, the first one and those under a moving pointer are coarse; the chosen one follows.
 function wantsDraft() {
-  return page.resolution > page.model.play.resolutions[0] && (page.answer === null || (pointer.last !== null && live.usual > 0.25));
+  const { play } = page.model;
+  const coarser = page.resolution > play.draft.resolution || play.drafts || page.sensors.stride < play.draft.stride;
+  return coarser && (page.answer === null || (pointer.last !== null && live.usual > 0.25));
+}
+
+// The same question with fewer sensors, for few points, from an input that is nearly exact.
+function draftOf({ sensors, ...question }) {
+  const { stride, share, resolution } = page.model.play.draft;
+  const fewer = { stride: Math.max(sensors.stride, stride), share: Math.min(sensors.share, share) };
+  return { ...question, resolution, sensors: { ...sensors, ...fewer }, draft: true };
 }
 
 async function refresh() {
@@ -68,10 +77,10 @@ async function refresh() {
     live.changed = false;
     const model = page.model, draft = wantsDraft();
     try {
-      const { state, channel, sensors } = page, resolution = draft ? model.play.resolutions[0] : page.resolution;
+      const { state, channel, sensors, resolution } = page, question = { state, channel, sensors, resolution };
       const start = performance.now();
       const slow = setTimeout(() => say("Thinking…"), 400);
-      const content = await ask(place("play"), { state, resolution, channel, sensors }).finally(() => clearTimeout(slow));
+      const content = await ask(place("play"), draft ? draftOf(question) : question).finally(() => clearTimeout(slow));
       if (model !== page.model) continue;
       page.answer = {
         sensors: { coords: decoded(content.sensors.coords), values: decoded(content.sensors.values), usual: content.sensors.usual },
@@ -81,10 +90,11 @@ async function refresh() {
         prediction: decoded(content.prediction),
         seconds: content.seconds,
         unseen: content.unseen,
+        stride: (draft ? draftOf(question) : question).sensors.stride,
         roundTrip: (performance.now() - start) / 1000,
         draft,
       };
-      if (!draft) live.usual = content.seconds.prediction;
+      if (!draft) live.usual = content.seconds.input + content.seconds.prediction;
       if (draft && !pointer.last) live.changed = true; // now in full
       say("");
     } catch (error) {
@@ -218,7 +228,7 @@ function drawGrid(id, places, values, scale) {
   }
   const small = new OffscreenCanvas(n, m);
   small.getContext("2d").putImageData(pixels, 0, 0);
-  view.context.imageSmoothingEnabled = false;
+  view.context.imageSmoothingEnabled = page.answer.draft; // else each point is seen as it is
   view.context.drawImage(small, 0, 0, view.canvas.width, view.canvas.height);
   return view;
 }
@@ -226,24 +236,43 @@ function drawGrid(id, places, values, scale) {
 function drawMesh(id, places, values, scale) {
   const box = boxOf(places), view = prepared(id, box, ratioOf(box)), { context } = view;
   const points = places.coords.values, corners = places.triangles.values;
+  const cuts = !values || corners.length > 12000 ? 1 : corners.length > 3000 ? 2 : 5; // each one is of one color
   context.lineWidth = 1;
   for (let t = 0; t < corners.length; t += 3) {
-    const [a, b, c] = [corners[t], corners[t + 1], corners[t + 2]];
-    const xs = [a, b, c].map((i) => points[2 * i]), ys = [a, b, c].map((i) => points[2 * i + 1]);
+    const nodes = [corners[t], corners[t + 1], corners[t + 2]];
+    const xs = nodes.map((i) => points[2 * i]), ys = nodes.map((i) => points[2 * i + 1]);
     if (Math.max(...xs) < box[0] || Math.min(...xs) > box[1] || Math.max(...ys) < box[2] || Math.min(...ys) > box[3]) continue;
-    context.beginPath();
-    xs.forEach((x, k) => (k ? context.lineTo(view.x(x), view.y(ys[k])) : context.moveTo(view.x(x), view.y(ys[k]))));
-    context.closePath();
-    if (values) {
-      context.fillStyle = context.strokeStyle = `rgb(${scale.of((values[a] + values[b] + values[c]) / 3)})`;
-      context.fill();
-    } else {
-      context.strokeStyle = color("--edge");
+    for (const piece of PIECES[cuts]) {
+      const mix = (corner, three) => corner[0] * three[0] + corner[1] * three[1] + corner[2] * three[2];
+      context.beginPath();
+      for (const corner of piece) context.lineTo(view.x(mix(corner, xs)), view.y(mix(corner, ys)));
+      context.closePath();
+      if (values) {
+        const middle = [0, 1, 2].map((k) => (piece[0][k] + piece[1][k] + piece[2][k]) / 3);
+        context.fillStyle = context.strokeStyle = `rgb(${scale.of(mix(middle, nodes.map((i) => values[i])))})`;
+        context.fill();
+      } else {
+        context.strokeStyle = color("--edge");
+      }
+      context.stroke();
     }
-    context.stroke();
   }
   return view;
 }
+
+// A triangle cut into n x n equal ones: their corners, as shares of its own three.
+function pieces(n) {
+  const at = (i, j) => [i / n, j / n, 1 - (i + j) / n], found = [];
+  for (let i = 0; i < n; i++) {
+    for (let j = 0; i + j < n; j++) {
+      found.push([at(i, j), at(i + 1, j), at(i, j + 1)]);
+      if (i + j < n - 1) found.push([at(i + 1, j), at(i + 1, j + 1), at(i, j + 1)]);
+    }
+  }
+  return found;
+}
+
+const PIECES = { 1: pieces(1), 2: pieces(2), 5: pieces(5) };
 
 function drawField(id, values, scale) {
   const { places } = page.answer;
@@ -252,18 +281,18 @@ function drawField(id, values, scale) {
   return view;
 }
 
+const LINE_RATIO = 0.62; // height of a picture of lines by its width
+
 function drawLines(id, lines, top) {
-  const view = prepared(id, [0, 1, -top, top], 0.62), { context, dense } = view;
+  const view = prepared(id, [0, 1, -top, top], LINE_RATIO), { context, dense } = view;
   context.lineWidth = dense;
   context.strokeStyle = color("--edge");
-  context.fillStyle = color("--muted");
-  context.font = `${11 * dense}px system-ui, sans-serif`;
-  for (const y of [-top, -top / 2, 0, top / 2, top]) {
+  const marks = [-top, -top / 2, 0, top / 2, top];
+  for (const y of marks) {
     context.beginPath();
     context.moveTo(0, view.y(y));
     context.lineTo(view.canvas.width, view.y(y));
     context.stroke();
-    context.fillText(number(y), 4 * dense, view.y(y) + (y > 0 ? 13 : -4) * dense);
   }
   for (const { values, stroke, dashed } of lines) {
     context.beginPath();
@@ -274,6 +303,16 @@ function drawLines(id, lines, top) {
     context.setLineDash(dashed ? [6 * dense, 4 * dense] : []);
     context.stroke();
     context.setLineDash([]);
+  }
+  // Last, on paper of their own: a curve may pass there.
+  context.font = `${11 * dense}px system-ui, sans-serif`;
+  context.strokeStyle = color("--paper");
+  context.lineWidth = 3 * dense;
+  context.fillStyle = color("--muted");
+  for (const y of marks) {
+    const at = [number(y), 4 * dense, view.y(y) + (y > 0 ? 13 : -4) * dense];
+    context.strokeText(...at);
+    context.fillText(...at);
   }
   return view;
 }
@@ -310,8 +349,11 @@ function draw() {
   const difference = truth && prediction.map((p, i) => p - truth[i]);
   const target = model.targets[page.channel] ?? "answer", input = model.inputs[model.picture.input] ?? "input";
   const line = answer.places.kind === "line";
-  for (const element of document.querySelectorAll(".truth")) element.hidden = !solution;
-  $("solution").parentElement.hidden = !solution || line;
+  // Their places are kept while the solver is at work, so that nothing moves under the pointer.
+  const compared = Boolean(solution) || ($("compare").checked && !model.play.slow);
+  for (const element of document.querySelectorAll(".truth")) element.hidden = !compared;
+  $("solution").parentElement.hidden = !compared || line;
+  if (compared && !solution) clearTruth(line);
   title("input-title", `Input: ${input}${steady ? "" : `, frame ${inputFrame() + 1}`}`);
   title("prediction-title", line && solution ? `${target}: operator, and solver (dashed)` : `Operator: ${target}`);
   title("solution-title", `Solver: ${target}`);
@@ -319,7 +361,7 @@ function draw() {
   tools().draw();
   if (line) {
     const lines = [{ values: prediction, stroke: "--prediction" }];
-    if (truth) lines.unshift({ values: truth, stroke: "--solution", dashed: true });
+    if (truth) lines.push({ values: truth, stroke: "--solution", dashed: true });
     drawLines("prediction", lines, roundedUp(largest(prediction)));
     if (difference) drawLines("error", [{ values: difference, stroke: "--error" }], roundedUp(largest(difference)));
   } else {
@@ -336,6 +378,16 @@ function draw() {
     label("error", `Operator less solver, ${range(difference)}`);
   }
   report();
+}
+
+function clearTruth(line) {
+  const box = boxOf(page.answer.places);
+  for (const id of ["solution", "error"]) {
+    prepared(id, box, line ? LINE_RATIO : ratioOf(box));
+    $(`${id}-scale`).replaceChildren();
+    label(id, "The solver is at work.");
+  }
+  for (const id of ["solver-time", "error-number"]) $(id).textContent = "…";
 }
 
 // Of all frames, as test errors are measured.
@@ -356,16 +408,19 @@ function report() {
     $("operator-time").textContent += `; the frames it sees took ${milliseconds(answer.seconds.input)}`;
   }
   $("sensor-count").textContent = `${used.toLocaleString()} (training had ${answer.sensors.usual.toLocaleString()})`;
+  drawQuick();
   $("unseen").textContent = answer.unseen ? `New to the operator: ${answer.unseen}.` : "";
   if (solution) {
     page.error = relativeError(answer.prediction.values, solution.values.values);
     const all = model.targets.length > 1 ? " in all channels" : "";
-    const mean = model.error === null ? "" : `; on the test samples ${(100 * model.error).toPrecision(3)} %${all}`;
-    $("error-number").textContent = `${(100 * page.error).toPrecision(3)} % relative L2${mean}`;
+    const tested = model.play.tested && ` (${model.play.tested})`;
+    const mean = model.error === null ? "" : `; on the test samples${tested} ${percent(model.error)}${all}`;
+    $("error-number").textContent = `${percent(page.error)} relative L2${mean}`;
     $("solver-time").textContent = `${milliseconds(solution.seconds)} (${solution.solver})`;
   }
 }
 
+const percent = (share) => `${(100 * share).toPrecision(3)} %`;
 const milliseconds = (s) => (s >= 1 ? `${s.toFixed(1)} s` : `${Math.max(1, Math.round(1000 * s))} ms`);
 
 // ---- what can be changed, by kind of scene
@@ -383,9 +438,9 @@ function inputFrame() {
 
 // Sensors as squares of the color of what they see: where there is none, the paper shows.
 function drawSensors(id) {
-  const { coords, usual } = page.answer.sensors, values = slice(page.answer.sensors.values, inputFrame());
+  const { coords } = page.answer.sensors, values = slice(page.answer.sensors.values, inputFrame());
   const scale = scaleOf(page.answer.sensors.values.values), view = prepared(id, UNIT, 1);
-  const size = Math.ceil(view.canvas.width / Math.sqrt(usual)) + 1; // a pixel more than needed leaves no gaps
+  const size = Math.ceil(view.canvas.width / perAxis(page.answer.stride)) + 1; // a pixel more than needed leaves no gaps
   const [left, up] = page.model.spec.periods ? [0, 1] : [0.5, 0.5]; // the points of a period are corners of its cells
   for (let i = 0; i < values.length; i++) {
     const x = view.x(coords.values[2 * i]) - left * size, y = view.y(coords.values[2 * i + 1]) - up * size;
@@ -547,6 +602,14 @@ const SHAPE_NUMBERS = {
 };
 const SHAPE_NAMES = { square: "square", disc: "disc", annulus: "disc with a hole", l: "L", u: "U" };
 
+// Sources lie on the solver's nodes; those of finer meshes come after them.
+function nearestNode(at) {
+  const points = page.answer.places.coords.values;
+  const nodes = Array.from({ length: page.answer.sensors.usual }, (_, i) => [points[2 * i], points[2 * i + 1]]);
+  const nearest = nodes.reduce((best, node) => (distance(node, at) < distance(best, at) ? node : best));
+  return nearest.map((x) => Number(clamp(x, -1, 2).toFixed(4)));
+}
+
 const sources = {
   modes: { source: "place or remove a source", ...SENSOR_MODES },
   tools() {
@@ -582,7 +645,7 @@ const sources = {
   act(mode, at, before) {
     if (mode !== "source" || before) return false; // one for each click, none on the way
     const kept = page.state.sources.filter((other) => distance(other, at) > BRUSH);
-    page.state.sources = kept.length < page.state.sources.length ? kept : [...kept, at.map((x) => Number(clamp(x, -1, 2).toFixed(4)))].slice(-20);
+    page.state.sources = kept.length < page.state.sources.length ? kept : [...kept, nearestNode(at)].slice(-20);
     return true;
   },
   draw() {
@@ -640,7 +703,43 @@ function drawCursor(view) {
 // ---- pointer and keyboard
 
 function resetSensors() {
-  page.sensors = { share: Number($("share").value) / 100, seed: 0, erased: [], added: [] };
+  page.sensors = { stride: Number($("stride").value), share: Number($("share").value) / 100, seed: 0, erased: [], added: [] };
+}
+
+// All sensors of training and the usual resolution, or what is left of them for an answer at once.
+function setEffort({ stride, share, resolution }) {
+  $("stride").value = stride;
+  setShare(share);
+  $("resolution").value = page.resolution = resolution;
+  Object.assign(page.sensors, { stride, share });
+}
+
+function setShare(share) {
+  $("share").value = 100 * share;
+  $("share-text").textContent = `${$("share").value} %`;
+}
+
+const fullEffort = () => ({ stride: 1, share: 1, resolution: page.model.play.resolution });
+const atStart = () => page.sensors.stride === page.model.play.start.stride && page.sensors.share === page.model.play.start.share && page.resolution === page.model.play.start.resolution;
+
+function perAxis(stride) {
+  return Math.ceil((page.model.spec.grid?.[0] ?? 1) / stride);
+}
+
+const gridText = (n) => Array(page.model.spec.dim).fill(n).join(" × ");
+
+// What is left out, and the way to the whole of it.
+function drawQuick() {
+  const { start } = page.model.play, { answer } = page;
+  $("quick").hidden = !start.reduced;
+  if (!start.reduced || answer.draft) return;
+  const fewer = start.stride > 1 ? `${gridText(perAxis(start.stride))} of the ${gridText(perAxis(1))}` : percent(start.share);
+  const seen = start.stride > 1 || start.share < 1 ? `sees ${fewer} sensors of training, with which it may be less accurate, and ` : "";
+  const where = page.model.spec.grid === null ? "the nodes" : `${gridText(start.resolution)} points`;
+  if (atStart()) page.pace = answer.seconds.prediction / start.operations;
+  const takes = page.pace ? `, about ${milliseconds(page.pace * start.full)}` : "";
+  $("quick-text").textContent = atStart() ? `To answer at once, the operator ${seen}is asked at ${where}.` : "";
+  $("full").textContent = atStart() ? `All points${takes}` : "Answer at once again";
 }
 
 function act(at, before) {
@@ -712,13 +811,21 @@ function listen() {
   });
   $("share").addEventListener("input", () => {
     page.sensors.share = Number($("share").value) / 100;
-    $("share-text").textContent = `${$("share").value} %`;
+    setShare(page.sensors.share);
     refresh();
   });
   $("sensors-reset").addEventListener("click", () => {
-    $("share").value = 100;
-    $("share-text").textContent = "100 %";
+    $("stride").value = 1;
+    setShare(1);
     resetSensors();
+    refresh();
+  });
+  $("stride").addEventListener("change", () => {
+    page.sensors.stride = Number($("stride").value);
+    refresh();
+  });
+  $("full").addEventListener("click", () => {
+    setEffort(atStart() ? fullEffort() : page.model.play.start);
     refresh();
   });
   $("resolution").addEventListener("change", () => {
@@ -782,14 +889,26 @@ function fillChoices() {
   const { play, targets, spec, picture } = page.model;
   const text = (n) => spec.grid === null
     ? ["the solver's nodes", "nodes of a mesh twice as fine", "nodes of a mesh four times as fine"][n - 1]
-    : `${Array(spec.dim).fill(n).join(" × ")} points`;
-  $("resolution").replaceChildren(...play.resolutions.map((n) => new Option(text(n), n, false, n === play.resolution)));
+    : `${gridText(n)} points`;
+  $("stride").replaceChildren(...play.strides.map((n) => new Option(`${gridText(perAxis(n))}${n === 1 ? ", as in training" : ""}`, n)));
+  $("stride-label").hidden = play.strides.length < 2;
+  $("resolution").replaceChildren(...play.resolutions.map((n) => new Option(text(n), n)));
   $("channel").replaceChildren(...targets.map((name, i) => new Option(name, i, false, i === picture.target)));
   $("channel-label").hidden = targets.length < 2;
-  Object.assign(page, { resolution: play.resolution, channel: picture.target });
-  $("share").value = 100;
-  $("share-text").textContent = "100 %";
+  page.channel = picture.target;
+  resetSensors();
+  setEffort(play.start);
+  page.pace = 0;
   $("solve").hidden = !($("compare").checked && play.slow);
+}
+
+// What to expect: the errors on the test samples, as the card has them.
+function tested({ error, squares, targets, play }) {
+  if (error === null) return "";
+  const which = play?.tested ? `; test samples (${play.tested})` : ", test";
+  if (!squares || targets.length < 2) return `${which} error ${percent(error)}`;
+  const each = targets.map((name, i) => `${name} ${(1000 * squares[i]).toPrecision(3)}`).join(", ");
+  return `${which}: squared error, scaled, × 10⁻³: ${each}; relative L2 ${percent(error)}`;
 }
 
 async function choose(name) {
@@ -802,8 +921,7 @@ async function choose(name) {
     const state = model.play ? await ask(`v1/models/${encodeURIComponent(name)}/draw`, { index: 0 }) : null;
     if (choice !== live.choosing) return; // another was chosen since
     Object.assign(page, { model, state, answer: null, index: 0, frame: model.spec.in_times, cursor: [0.5, 0.5] });
-    const error = model.error === null ? "" : `, test error ${(100 * model.error).toPrecision(3)} %`;
-    $("about").textContent = `${model.title}: ${model.parameters.toLocaleString()} parameters, ${model.steps.toLocaleString()} training steps${error}`;
+    $("about").textContent = `${model.title}: ${model.parameters.toLocaleString()} parameters, ${model.steps.toLocaleString()} training steps${tested(model)}`;
     $("story").textContent = model.text;
     for (const part of ["tools", "panels", "numbers"]) $(part).hidden = !model.play;
     if (!model.play) {
@@ -816,7 +934,6 @@ async function choose(name) {
     fillChoices();
     fillTools();
     fillPointer();
-    resetSensors();
     label("input", `Input: ${model.inputs[model.picture.input]}. Drawn and changed with pointer or keyboard.`);
     await refresh();
   } catch (error) {
