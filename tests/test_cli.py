@@ -58,6 +58,22 @@ def test_help_names_its_verb_and_never_imports_torch(arguments):
     assert " ".join(["oformer", *arguments[:-1]]) in done.stdout
 
 
+def test_a_prediction_does_not_load_the_compiler():
+    """Which takes longer than all else together."""
+    code = (
+        "import sys\n"
+        "import oformer.training.loop, oformer.playground.server\n"
+        "from oformer import Predictor\n"
+        "from oformer.fields import Field\n"
+        "import torch\n"
+        "x = torch.linspace(0, 1, 65)[:-1, None]\n"
+        "Predictor('burgers-demo')(Field.of(x, torch.sin(6.283 * x)[None]), Field.of(x))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_list_shows_every_recipe_with_its_size(capsys):
     from oformer.recipes import RECIPES
 

@@ -349,7 +349,8 @@ class OFormer(OperatorModel):
         With `recompute`, only the latents of each step are kept in training; fused kernels do so in any case.
         """
         if self._marches_on_chip(z):
-            return self._march(z, query, times)
+            # A compiled graph knows no kernels that march. Not said where it is defined, which would load the compiler.
+            return torch.compiler.disable(self._march)(z, query, times)  # pyright: ignore[reportCallIssue]
         made = self._sparing(step or self._step)
         drives, reads, values = self._drives(query), self._reads(query), []
         for _ in range(times):
@@ -385,7 +386,6 @@ class OFormer(OperatorModel):
         widths = tuple((width, width) for _ in self.steps[0].layers)
         return fused_rollout(z.device.index, widths, tuple(tuple(x.weight.shape) for x in self.heads[0].layers))
 
-    @torch.compiler.disable()  # a compiled graph knows no kernels that march
     def _march(
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int
     ) -> Float[Tensor, "batch times queries channels"]:

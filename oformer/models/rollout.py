@@ -8,7 +8,6 @@ import torch
 from oformer.switches import fused_kernels
 
 
-@torch.compiler.assume_constant_result
 @functools.cache
 def fused_rollout(index: int, step: tuple[tuple[int, int], ...], read: tuple[tuple[int, int], ...]) -> bool:
     """Whether a CUDA device has a fused rollout for networks with matrices of these shapes (out, in).

@@ -174,10 +174,13 @@ class Part(NamedTuple):
     heads_first: bool  # (batch, heads, points, width), contiguous; or (batch, points, heads, width)
 
 
-@torch.compiler.assume_constant_result
 def fused_arrangement(device: torch.device) -> bool:
     """Whether a device has the kernel between projection and products."""
     return _fused_arrangement(device)
+
+
+# What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
+fused_arrangement._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache  # apart from the above, since torch.compile would look through it and warn
