@@ -126,12 +126,12 @@ def test_a_solver_that_fails_says_so(js):
 def test_sensors_are_those_of_the_playground(js):
     curve = scene(Burgers(points=1024), 256)
     marks = {"erased": [[0.2, 0.07], [0.99, 0.03]], "added": [[0.2013], [0.9996], [0.5001]]}
-    field = Sensors(erased=((0.2, 0.07), (0.99, 0.03)), added=((0.2013,), (0.9996,), (0.5001,))).of(
-        curve.known(curve.example(0)), curve.spec
-    )
-    rows = js("b.sensorRows({ share: 1, ...x }, 1024, 256)", **marks)
-    np.testing.assert_array_equal(np.array(rows) / 1024, field.coords[:, 0])
-    np.testing.assert_allclose(js("b.sensorWeights(x.rows, 1024)", rows=rows), field.weights, atol=1e-7)
+    for stride in (1, 4):
+        places = {"erased": ((0.2, 0.07), (0.99, 0.03)), "added": ((0.2013,), (0.9996,), (0.5001,))}
+        field = Sensors(**places, stride=stride).of(curve.known(curve.example(0)), curve.spec)
+        rows = js("b.sensorRows({ share: 1, ...x }, 1024, 256)", **marks, stride=stride)
+        np.testing.assert_array_equal(np.array(rows) / 1024, field.coords[:, 0])
+        np.testing.assert_allclose(js("b.sensorWeights(x.rows, 1024)", rows=rows), field.weights, atol=1e-7)
     assert js("b.sensorWeights([5], 1024)") == [1]
     assert js("b.sensorRows({ share: 1, erased: [[0.5, 9]], added: [] }, 1024, 256)") == []
 
@@ -277,7 +277,7 @@ def pressed(page: Page, selector: str) -> None:
     page.js(f"document.querySelector({json.dumps(selector)}).click()")
 
 
-def chosen(page: Page, identity: str, value: int, event: str) -> None:
+def chosen(page: Page, identity: str, value: int | str, event: str) -> None:
     page.js(f"(() => {{ const e = document.getElementById('{identity}'); e.value = '{value}'; "
             f"e.dispatchEvent(new Event('{event}')); }})()")  # fmt: skip
     settled(page)
@@ -295,7 +295,7 @@ def across(page: Page, *places: tuple[float, float]) -> None:
 
 def compared(page: Page) -> tuple[float, float]:
     """Relative differences of the page's answer from `Predictor`'s, and of its solution from our solver's."""
-    predictor = Predictor("zoo:burgers-demo", "cpu")
+    predictor = Predictor("zoo:" + page.js("playground.model.name"), "cpu")
     problem = Burgers(**{name: page.js(f"playground.model.problem.{name}") for name in vars(Burgers())})
     curve, state, resolution = (
         Curve(problem, predictor.spec),
@@ -326,6 +326,12 @@ def test_operator_and_solver_in_the_page_are_ours_whatever_is_changed(page):
         assert solver < 1e-6  # it comes in float32
         return page.js("playground.state.values")
 
+    chosen(page, "model", "burgers-2048-plus", "change")
+    held(2048, 512)
+    assert page.js("playground.error") < 0.01  # 7e-4 as a rule
+    chosen(page, "stride", 4, "change")
+    held(512, 512)
+    chosen(page, "model", "burgers-demo", "change")
     first = held(256, 256)
     assert page.js("playground.error") < 0.05  # 2e-3 as a rule
     pressed(page, "#state-tools button")  # a random curve

@@ -57,7 +57,8 @@ export function randomCurve({ law, modes }, noise = normal) {
 const ranks = []; // of the usual sensors; drawn once, so that a share of them stays the same while a curve is bent
 
 // The rows of a grid that are seen: a share of the usual ones, less what is erased, and the nearest to each added.
-export function sensorRows({ share, erased, added }, points, usual) {
+export function sensorRows({ share, erased, added, stride = 1 }, points, grid) {
+  const usual = grid / stride;
   while (ranks.length < usual) ranks.push(Math.random());
   const first = Array.from({ length: usual }, (_, i) => i).sort((i, j) => ranks[i] - ranks[j]);
   let rows = first.slice(0, Math.max(1, Math.round(share * usual))).map((i) => (i * points) / usual);
