@@ -123,15 +123,6 @@ def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Pat
     style.save_figure(path, figure)
 
 
-_CAPTIONS = {
-    "training": "Training loss and test error.",
-    "predictions": "Best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
-    "frames": "The median prediction over time.",
-    "by-step": "Error over time.",
-    "by-resolution": "Test error when the same weights see other numbers of points.",
-}
-
-
 def write_report(
     run: Path,
     test: PointDataset,
@@ -151,7 +142,7 @@ def write_report(
                 table,
             )
         )
-    sections += [page.Picture(_CAPTIONS[name], figure) for name, figure in pictures(seen).items()]
+    sections += [page.Picture(page.CAPTIONS[name], figure) for name, figure in pictures(seen).items()]
     sections += [
         page.Text([f"{test.card.title}. {test.card.text}"]),
         page.Code("Use it from Python:", _usage(run)),

@@ -10,7 +10,7 @@ from oformer.cards import SHARES, ModelCard
 from oformer.errors import InputError
 from oformer.files import write_text
 from oformer.paper import BY_SHARE, OURS, ROWS, Row
-from oformer.plots import lines, style
+from oformer.plots import lines, page, style
 from oformer.recipes import RECIPES
 from oformer.training.evaluate import Scores
 
@@ -164,19 +164,15 @@ _CAPTIONS = {
     "results-over-time": "Mean test error of each predicted step, from the cards.",
     "results-by-share": "Test error when the operator is given a random share of the input points, from the cards.",
 }
-# Of the pictures that `oformer plot` draws of one operator, those that are shown.
-_CAPTIONS_OF_ONE = {
-    "predictions": "best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
-    "by-resolution": "test error when the same weights see other numbers of points.",
-}
+_SHOWN = ("predictions", "by-resolution")  # of the pictures that `oformer plot` draws of one operator
 
 
 def _drawn(cards: Mapping[str, ModelCard], images: Path) -> dict[str, str]:
     """Captions of the pictures that `oformer plot NAME --out IMAGES/NAME` has left for an operator, by their place."""
     return {
-        f"{name}/{kind}": f"{name}: {caption}"
+        f"{name}/{kind}": f"{name}: {page.CAPTIONS[kind][0].lower()}{page.CAPTIONS[kind][1:]}"
         for name in cards
-        for kind, caption in _CAPTIONS_OF_ONE.items()
+        for kind in _SHOWN
         if (images / name / f"{kind}.png").is_file()
     }
 

@@ -12,7 +12,6 @@ What happens to each point between its projection and the products is done on a 
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.nn.rotary import Rotary, Tables, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
-from oformer.switches import fused_kernels
+from oformer.switches import kernels_on
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -185,14 +184,7 @@ fused_arrangement._dynamo_marked_constant = True  # pyright: ignore[reportFuncti
 
 @functools.cache  # apart from the above, since torch.compile would look through it and warn
 def _fused_arrangement(device: torch.device) -> bool:
-    if not fused_kernels(device):
-        return False
-    try:
-        import oformer.nn.attention_kernels  # noqa: F401
-    except ImportError as error:
-        warnings.warn(f"Fused attention needs Triton; using plain code ({error})", stacklevel=3)
-        return False
-    return True
+    return kernels_on(device, "oformer.nn.attention_kernels") is not None
 
 
 class Attention(nn.Module):

@@ -19,6 +19,15 @@ from oformer.plots.style import rendered
 if TYPE_CHECKING:
     import matplotlib.figure
 
+# What is written under the pictures of a run, by their names.
+CAPTIONS = {
+    "training": "Training loss and test error.",
+    "predictions": "Best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
+    "frames": "The median prediction over time.",
+    "by-step": "Error over time.",
+    "by-resolution": "Test error when the same weights see other numbers of points.",
+}
+
 
 @dataclass(frozen=True)
 class Heading:

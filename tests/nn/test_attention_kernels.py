@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oformer import switches
 from oformer.nn import attention
 from oformer.nn.attention import Attention
 from oformer.nn.rotary import Rotary, expanded
@@ -324,7 +325,7 @@ def test_it_is_used_only_where_it_fits(monkeypatch, calls):
 def test_it_is_not_used_on_a_cpu_nor_against_the_switch(monkeypatch):
     assert not attention.fused_arrangement(torch.device("cpu"))
     asked = []
-    monkeypatch.setattr(attention, "fused_kernels", lambda device: asked.append(device) or True)
+    monkeypatch.setattr(switches, "fused_kernels", lambda device: asked.append(device) or True)
     attention._fused_arrangement.cache_clear()
     assert attention.fused_arrangement(torch.device("cuda", 0))
     assert attention.fused_arrangement(torch.device("cuda", 0))
@@ -349,10 +350,11 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
 
 COMPILED = """
 import torch
+from oformer import switches
 from oformer.nn import attention
 from oformer.nn.rotary import Rotary
 
-attention.fused_kernels = lambda device: True
+switches.fused_kernels = lambda device: True
 device = "cuda" if torch.cuda.is_available() else "cpu"
 layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
 
