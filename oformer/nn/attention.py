@@ -7,8 +7,8 @@ Differs: the paper normalizes the columns of K and V (Galerkin) or Q and K (Four
 released code normalizes each point over its channels, because its InstanceNorm reads the axes the other way round; its
 authors say that the paper's runs normalized over points with detached statistics. All are values of one option, `Norm`.
 
-What happens to each point between its projection and the products is done on a GPU in one kernel
-(`attention_kernels.py`), where there is one for the options chosen.
+What happens to each point before the products is done on a GPU in one kernel (`attention_kernels.py`), where there is
+one for the options chosen: norm, turn and weight, and the projection too where heads are not too wide.
 """
 
 import functools
@@ -174,17 +174,30 @@ class Part(NamedTuple):
 
 
 def fused_arrangement(device: torch.device) -> bool:
-    """Whether a device has the kernel between projection and products."""
+    """Whether a device has the kernel that leads to the products."""
     return _fused_arrangement(device)
 
 
+def rounded_products() -> bool:
+    """Whether products of float32 numbers may round their factors, and so use tensor cores."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
 # What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
+# The precision is no constant, but torch.compile watches it, and compiles again where it changes.
 fused_arrangement._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+rounded_products._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache  # apart from the above, since torch.compile would look through it and warn
 def _fused_arrangement(device: torch.device) -> bool:
     return kernels_on(device, "oformer.nn.attention_kernels") is not None
+
+
+def _type_of_products(x: Tensor) -> torch.dtype:
+    """What autocast rounds the factors of a product to."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class Attention(nn.Module):
@@ -252,10 +265,15 @@ class Attention(nn.Module):
         def heads(points: Tensor) -> Tensor:
             return F.linear(points, matrix).unflatten(-1, (len(names), self.heads, -1))
 
-        projected = once_per_grid(heads, x)
+        parts = tuple(self._part(name) for name in names)
         tables = None if self.rotary is None else self.rotary.tables(coords)
-        arrange = self._arranged_on_chip if self._fits_on_chip(projected, weights) else self._arranged
-        found = arrange(projected, tuple(self._part(name) for name in names), tables, weights)
+        if not self._fits_on_chip(x, weights):
+            found = self._arranged(once_per_grid(heads, x), parts, tables, weights)
+        elif self._projects_on_chip(x):
+            kind = _type_of_products(x)
+            found = self._arranged_on_chip(x.to(kind), matrix.to(kind), parts, tables, weights)
+        else:
+            found = self._arranged_on_chip(once_per_grid(heads, x), None, parts, tables, weights)
         return [part.expand(batch, *part.shape[1:]) for part in found] if shared else found
 
     def _part(self, name: str) -> Part:
@@ -292,19 +310,20 @@ class Attention(nn.Module):
 
     def _arranged_on_chip(
         self,
-        projected: Float[Tensor, "batch points parts heads width"],
+        x: Float[Tensor, "batch points width"] | Float[Tensor, "batch points parts heads width"],
+        matrix: Float[Tensor, "all width"] | None,
         parts: tuple[Part, ...],
         tables: Tables | None,
         weights: Float[Tensor, "batch points"],
     ) -> list[Float[Tensor, "batch _ _ width"]]:
-        """The same in one kernel."""
+        """The same in one kernel, of x that is to be multiplied by a matrix or is projected already."""
         from oformer.nn.attention_kernels import arranged
 
         affine: list[Tensor] = [p for part in parts if part.normalized for p in self.normalize[part.name].parameters()]
         gains = torch.stack(affine).unflatten(0, (-1, 2)) if affine else None
         cos, sin = (None, None) if tables is None else (t[:1] if expanded(t) else t for t in tables)
         return arranged(
-            projected, cos, sin, weights.sqrt(), gains,
+            x, matrix, cos, sin, weights.sqrt(), gains,
             [part.normalized for part in parts],
             [part.turned for part in parts],
             [part.weighted for part in parts],
@@ -312,16 +331,23 @@ class Attention(nn.Module):
             1 if self.rotary is None else len(self.rotary.frequencies), EPSILON,
         )  # fmt: skip
 
-    def _fits_on_chip(
-        self, projected: Float[Tensor, "batch points parts heads width"], weights: Float[Tensor, "batch points"]
-    ) -> bool:
+    def _fits_on_chip(self, x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]) -> bool:
         """Whether there is a kernel for this layer and these tensors; it passes no gradient to the weights."""
         fits = KINDS[self.kind].linear and self.norm not in ("points", "points-detached")
-        if not fits or projected.shape[-1] % 2 or projected.dtype == torch.float64 or weights.requires_grad:
+        if not fits or x.shape[-1] % 2 or x.dtype == torch.float64 or weights.requires_grad:
             return False
         # Before torch 2.12 a compiler says that it exports.
         exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-        return not exporting and fused_arrangement(projected.device)
+        return not exporting and fused_arrangement(x.device)
+
+    def _projects_on_chip(self, x: Float[Tensor, "batch points width"]) -> bool:
+        """Whether the kernel multiplies by the matrices as well, and again for the gradient.
+
+        It needs tensor cores, which round. Up to 128 channels that is less work than writing the projection and reading
+        it twice; wider heads do not fit into the registers. What all samples share is projected once for all.
+        """
+        rounded = _type_of_products(x) != torch.float32 or rounded_products()
+        return rounded and x.shape[-1] <= 128 and not expanded(x)
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:

@@ -1,19 +1,26 @@
-"""What lies between the joint projection and the products of linear attention, in one pass over memory each way.
+"""From the points to the products of linear attention: projection, norm, turn and weight, in one kernel each way.
 
-For each part of the projection (q, k, v) and each point and head, with x the channels of the head and w the weight of
-the point, where the part asks for it:
+For each part (q, k, v) and each point and head, with p the channels of the point, M the matrix of the head and w the
+weight of the point, where the part asks for it:
 
-    n = (x - mean x) / sqrt(var x + epsilon),   y = gain n + shift,   z = y turned by the angles of the point,   √w z
+    x = M p,   n = (x - mean x) / sqrt(var x + epsilon),   y = gain n + shift,   z = y turned by its angles,   √w z
 
 and the result lies as the products read it: (batch, points, heads, width), or (batch, heads, points, width), so that
-sums over points are products of whole matrices. Everything inside is float32. The gradient keeps only the projection,
-and computes n from it again.
+sums over points are products of whole matrices. Products are of the type of p, everything else is float32. The
+projection x is many times as large as p, and never in memory: the gradient keeps only p and computes x again. It writes
+the gradient of x, from which plain products make those of p and M.
+
+Multiplying takes a time that grows with the square of the width, reading x only with the width. Where heads are too
+wide for it to pay, the caller projects: the same kernels then read x instead of p and M.
 
 The plain twins are `Normalize`, `Rotary` and what `Attention` does with them; tests hold the two equal. A program takes
-some points of one sample and all heads, since these have angles and weights in common. It reads the channels of a head
+some points of one sample and all heads, since these have angles and weights in common. It has the channels of a head
 as two tiles, the first and the second of each pair that is turned together, so that nothing moves between threads.
+Tiles have powers of two for sides. Where it multiplies, it takes the 48 pairs of a head of 96 channels in two pieces,
+of 32 and 16: in one of 64, a quarter of all work would be wasted.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -21,13 +28,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 1024  # numbers of half the channels of a head, for the points of one program: eight for each of its threads
+_ROWS = 64  # points of a program that multiplies: what the tensor cores of four warps take at a time
+_TILE = 1024  # or else numbers of half the channels of a head, for the points of one program: eight for each thread
 _WARPS = 4
+_AHEAD = 2**15  # bytes; smaller matrices of heads are fetched while the head before is worked on
 
 
 @torch.library.custom_op("oformer::arranged", mutates_args=())
 def arranged(
-    projected: Tensor,
+    x: Tensor,
+    matrix: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
     root: Tensor,
@@ -39,10 +49,12 @@ def arranged(
     dim: int,
     epsilon: float,
 ) -> list[Tensor]:
-    """Each part of a joint projection as a product reads it, contiguous and of the type of the projection.
+    """Each part of a joint projection as a product reads it, contiguous and of the type of x.
 
     Args:
-        projected: (batch, points, parts, heads, width), of one to three parts; samples may share memory.
+        x: (batch, points, width); or, where there is no matrix, its projection (batch, points, parts, heads, width).
+            Samples may share memory.
+        matrix: (parts x heads x width, width), of one to three parts and of the type of x.
         cos: (batch or 1, points, width / 2), of the angles that pairs of channels are turned by; see `Rotary`.
         sin: likewise; both are needed where a part is turned.
         root: (batch or 1, points), roots of the quadrature weights.
@@ -54,23 +66,24 @@ def arranged(
         dim: number of coordinates that the channels are shared out among.
         epsilon: added to the variance.
     """
-    results = _empty_results(projected, heads_first)
+    results = _empty_results(x, matrix, heads_first)
     choices = normalized, turned, weighted, heads_first
-    shared, sizes, grid = _launch(projected, cos, sin, root, gains, choices, dim)
-    with torch.cuda.device_of(projected):  # Triton starts kernels on the current device
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
+    with torch.cuda.device_of(x):  # Triton starts kernels on the current device
         _arrange[grid](*shared, *_three(results), **sizes, EPSILON=epsilon, num_warps=_WARPS)
     return results
 
 
 @arranged.register_fake
-def _(projected, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon) -> list[Tensor]:
-    return _empty_results(projected, heads_first)
+def _(x, matrix, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon) -> list[Tensor]:
+    return _empty_results(x, matrix, heads_first)
 
 
 @torch.library.custom_op("oformer::arranged_back", mutates_args=())
 def arranged_back(
     gradients: Sequence[Tensor | None],
-    projected: Tensor,
+    x: Tensor,
+    matrix: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
     root: Tensor,
@@ -86,26 +99,26 @@ def arranged_back(
 
     Args:
         gradients: of the results of `arranged`; None counts as zero.
-        projected: as there, like all that follows.
+        x: as there, like all that follows.
     """
     known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
     choices = normalized, turned, weighted, heads_first
-    shared, sizes, grid = _launch(projected, cos, sin, root, gains, choices, dim)
-    result, of_gains = _empty_gradients(projected, gains)
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
+    result, of_gains = _empty_gradients(x, matrix, gains, len(normalized))
     # One row of sums per program, added up afterwards: in the same order each time, as atomic additions would not be.
     sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
-    filled = [projected if gradient is None else gradient for gradient in known]
+    filled = [x if gradient is None else gradient for gradient in known]
     sizes["NEEDED"] = _bits([gradient is not None for gradient in known])
-    with torch.cuda.device_of(projected):
+    with torch.cuda.device_of(x):
         _arrange_back[grid](*shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
     return result, sums.sum(0).to(of_gains.dtype)
 
 
 @arranged_back.register_fake
 def _(
-    gradients, projected, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon
+    gradients, x, matrix, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon
 ) -> tuple[Tensor, Tensor]:
-    return _empty_gradients(projected, gains)
+    return _empty_gradients(x, matrix, gains, len(normalized))
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -116,24 +129,36 @@ def _keep(ctx, inputs, output) -> None:
 
 
 def _back(ctx, gradients):
-    projected, gains = arranged_back(gradients, *ctx.saved_tensors, *ctx.settings)
+    x, matrix, *others = ctx.saved_tensors
+    of_x, of_gains = arranged_back(gradients, x, matrix, *others, *ctx.settings)
+    of_matrix = None
+    if matrix is not None:
+        rows = of_x.flatten(2)
+        of_x = rows @ matrix if ctx.needs_input_grad[0] else None
+        of_matrix = rows.flatten(0, 1).mT @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
     # Angles and weights are data.
-    return projected, None, None, None, gains if ctx.needs_input_grad[4] else None, *[None] * len(ctx.settings)
+    return of_x, of_matrix, None, None, None, of_gains if ctx.needs_input_grad[5] else None, *[None] * len(ctx.settings)
 
 
 arranged.register_autograd(_back, setup_context=_keep)
 
 
-def _empty_results(projected: Tensor, heads_first: Sequence[bool]) -> list[Tensor]:
-    batch, points, _, heads, width = projected.shape
+def _heads(x: Tensor, matrix: Tensor | None, parts: int) -> int:
+    return x.shape[3] if matrix is None else matrix.shape[0] // (parts * x.shape[-1])
+
+
+def _empty_results(x: Tensor, matrix: Tensor | None, heads_first: Sequence[bool]) -> list[Tensor]:
+    batch, points, *_, width = x.shape
+    heads = _heads(x, matrix, len(heads_first))
     return [
-        projected.new_empty((batch, heads, points, width) if first else (batch, points, heads, width))
-        for first in heads_first
+        x.new_empty((batch, heads, points, width) if first else (batch, points, heads, width)) for first in heads_first
     ]
 
 
-def _empty_gradients(projected: Tensor, gains: Tensor | None) -> tuple[Tensor, Tensor]:
-    return projected.new_empty(projected.shape), projected.new_empty(0) if gains is None else torch.empty_like(gains)
+def _empty_gradients(x: Tensor, matrix: Tensor | None, gains: Tensor | None, parts: int) -> tuple[Tensor, Tensor]:
+    batch, points, *_, width = x.shape
+    projection = x.new_empty((batch, points, parts, _heads(x, matrix, parts), width))
+    return projection, x.new_empty(0) if gains is None else torch.empty_like(gains)
 
 
 def _bits(chosen: Sequence[bool]) -> int:
@@ -146,8 +171,20 @@ def _three(tensors: list[Tensor]) -> list[Tensor]:
     return tensors + tensors[:1] * (3 - len(tensors))
 
 
+def _edges(pairs: int) -> tuple[int, ...]:
+    """Where pieces of the pairs of a head begin, and where the last one ends, which may be beyond the last pair.
+
+    The sizes are powers of two, as large as fit, but none is below 16, the least that tensor cores take.
+    """
+    edges = [0]
+    while edges[-1] < pairs:
+        edges.append(edges[-1] + max(2 ** int(math.log2(pairs - edges[-1])), 16))
+    return tuple(edges)
+
+
 def _launch(
-    projected: Tensor,
+    x: Tensor,
+    matrix: Tensor | None,
     cos: Tensor | None,
     sin: Tensor | None,
     root: Tensor,
@@ -156,20 +193,29 @@ def _launch(
     dim: int,
 ) -> tuple[list, dict, tuple[int]]:
     """What both kernels take first, what they are compiled for, and how many programs there are."""
-    batch, points, parts, heads, width = projected.shape
-    projected = projected if projected.stride(-1) == 1 else projected.contiguous()
+    parts = len(choices[0])
+    batch, points, *_, width = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
     cos, sin = (root if table is None else table for table in (cos, sin))  # or else not looked at
     cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))
-    half = triton.next_power_of_2(width // 2)
-    rows = max(_TILE // half, 1)
     shared = [
-        projected, cos, sin, root, root if gains is None else gains.contiguous(), batch, points,
-        *projected.stride()[:4], *_strides(cos), *_strides(sin), *_strides(root),
+        x, x if matrix is None else matrix.contiguous(), cos, sin, root,
+        root if gains is None else gains.contiguous(), batch, points,
+        *x.stride()[:2], *(x.stride()[2:4] if matrix is None else (0, 0)),
+        *_strides(cos), *_strides(sin), *_strides(root),
     ]  # fmt: skip
+    if matrix is None:
+        half = triton.next_power_of_2(width // 2)
+        rows, edges, step, stages = max(_TILE // half, 1), (0, half), 0, 1
+    else:
+        rows, edges, step = _ROWS, _edges(width // 2), max(math.gcd(width, 64), 16)
+        stages = 2 if width**2 * matrix.element_size() < _AHEAD else 1
     sizes = {
         **dict(zip(("NORMALIZED", "TURNED", "WEIGHTED", "HEADS_FIRST"), map(_bits, choices), strict=True)),
         "GAINS": 0 if gains is None else len(gains),
-        "PARTS": parts, "HEADS": heads, "WIDTH": width, "PAIRS": width // (2 * dim), "ROWS": rows, "HALF": half,
+        "PARTS": parts, "HEADS": _heads(x, matrix, parts), "WIDTH": width, "PAIRS": width // (2 * dim),
+        "ROWS": rows, "EDGES": edges, "STEP": step, "STAGES": stages,
+        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
     }  # fmt: skip
     return shared, sizes, (batch * triton.cdiv(points, rows),)
 
@@ -188,28 +234,104 @@ def _place(batch, points, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _table(table, sample, row, exists, by_sample, by_point, WIDTH: tl.constexpr, HALF: tl.constexpr):
-    """Cosines or sines of the points, (ROWS, HALF)."""
-    angle = tl.arange(0, HALF)
-    at = (sample * by_sample + row * by_point)[:, None] + angle[None, :]
-    return tl.load(table + at, mask=exists[:, None] & (angle < WIDTH // 2)[None, :], other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _channels(WIDTH: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr):
-    """Where the first channel of each pair lies, and which pairs there are; the second lies PAIRS further."""
-    pair = tl.arange(0, HALF)
+def _channels(BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """Where the first channel of each pair of a piece lies, and which exist; the second lies PAIRS further."""
+    pair = BEGIN + tl.arange(0, END - BEGIN)
     return pair // PAIRS * (2 * PAIRS) + pair % PAIRS, pair < WIDTH // 2
 
 
 @triton.jit
-def _normal(a, b, there, WIDTH: tl.constexpr, EPSILON: tl.constexpr):
-    """Both halves normalized together, and one over their spread."""
-    mean = ((tl.sum(a, 1) + tl.sum(b, 1)) / WIDTH)[:, None]
-    a = tl.where(there, a - mean, 0.0)
-    b = tl.where(there, b - mean, 0.0)
-    inverse = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / WIDTH + EPSILON)[:, None]
-    return a * inverse, b * inverse, inverse
+def _table(here, exists, WIDTH: tl.constexpr, EDGES: tl.constexpr):
+    """Cosines or sines of the points, one tile for each piece."""
+    tiles = ()
+    for piece in tl.static_range(len(EDGES) - 1):
+        angle = EDGES[piece] + tl.arange(0, EDGES[piece + 1] - EDGES[piece])
+        there = exists[:, None] & (angle < WIDTH // 2)[None, :]
+        tiles += (tl.load(here[:, None] + angle[None, :], mask=there, other=0.0).to(tl.float32),)
+    return tiles
+
+
+@triton.jit
+def _factors(here, exists, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    """The channels of the points before the projection, STEP at a time."""
+    tiles = ()
+    for step in tl.static_range((WIDTH + STEP - 1) // STEP):
+        channel = step * STEP + tl.arange(0, STEP)
+        there = exists[:, None] & (channel < WIDTH)[None, :]
+        tiles += (tl.load(here[:, None] + channel[None, :], mask=there, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def _product(
+    factors, matrix, BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
+    ROWS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """First and second channels of a piece, from one product; what belongs together comes to lie in one thread."""
+    SIZE: tl.constexpr = END - BEGIN
+    column = tl.arange(0, 2 * SIZE)
+    pair = BEGIN + column % SIZE
+    to = pair // PAIRS * (2 * PAIRS) + pair % PAIRS + column // SIZE * PAIRS
+    total = tl.zeros((ROWS, 2 * SIZE), tl.float32)
+    for step in tl.static_range(len(factors)):
+        channel = step * STEP + tl.arange(0, STEP)
+        there = (channel < WIDTH)[:, None] & (pair < WIDTH // 2)[None, :]
+        tile = tl.load(matrix + to[None, :] * WIDTH + channel[:, None], mask=there, other=0.0)
+        total = tl.dot(factors[step], tile, total, input_precision=PRECISION)
+    return tl.split(tl.permute(tl.reshape(total, (ROWS, 2, SIZE)), (0, 2, 1)))
+
+
+@triton.jit
+def _head(
+    factors, matrix, here, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr,
+    STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The projected channels of a head, multiplied or read: the first and the second of each pair, tiles by piece."""
+    a, b = (), ()
+    for piece in tl.static_range(len(EDGES) - 1):
+        if STEP:
+            first, second = _product(
+                factors, matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, ROWS, STEP, PRECISION
+            )
+        else:
+            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+            at, there = here[:, None] + channel[None, :], exists[:, None] & real[None, :]
+            first = tl.load(at, mask=there, other=0.0).to(tl.float32)
+            second = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
+        a += (first,)
+        b += (second,)
+    return a, b
+
+
+@triton.jit
+def _mean(a, b, WIDTH: tl.constexpr):
+    """Over the channels of a head."""
+    total = tl.sum(a[0] + b[0], 1)
+    for piece in tl.static_range(1, len(a)):
+        total += tl.sum(a[piece] + b[piece], 1)
+    return (total / WIDTH)[:, None]
+
+
+@triton.jit
+def _normal(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.constexpr):
+    """A head normalized, and one over its spread."""
+    mean = _mean(a, b, WIDTH)
+    p, q, squares_p, squares_q = (), (), (), ()
+    for piece in tl.static_range(len(a)):
+        first, second = a[piece] - mean, b[piece] - mean
+        if EDGES[piece + 1] > WIDTH // 2:  # what lies beyond the last pair stays zero
+            real = EDGES[piece] + tl.arange(0, EDGES[piece + 1] - EDGES[piece]) < WIDTH // 2
+            first, second = tl.where(real[None, :], first, 0.0), tl.where(real[None, :], second, 0.0)
+        p += (first,)
+        q += (second,)
+        squares_p += (first * first,)
+        squares_q += (second * second,)
+    inverse = tl.rsqrt(_mean(squares_p, squares_q, WIDTH) + EPSILON)
+    a, b = (), ()
+    for piece in tl.static_range(len(p)):
+        a += (p[piece] * inverse,)
+        b += (q[piece] * inverse,)
+    return a, b, inverse
 
 
 @triton.jit
@@ -223,92 +345,104 @@ def _result_at(sample, row, head, points, FIRST: tl.constexpr, HEADS: tl.constex
 
 @triton.jit
 def _arrange(
-    projected, cos, sin, root, gains, batch, points,
+    x, matrix, cos, sin, root, gains, batch, points,
     by_sample, by_point, by_part, by_head,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     result0, result1, result2,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
     GAINS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, EPSILON: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    EPSILON: tl.constexpr,
 ):  # fmt: skip
     """All parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
+    here = x + sample * by_sample + row * by_point
+    c, s, factors = (), (), ()
     if TURNED:
-        c = _table(cos, sample, row, exists, cos_by_sample, cos_by_point, WIDTH, HALF)
-        s = _table(sin, sample, row, exists, sin_by_sample, sin_by_point, WIDTH, HALF)
-    else:
-        c, s = w, w
-    here = projected + sample * by_sample + row * by_point
+        c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
+        s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
+    if STEP:
+        factors = _factors(here, exists, WIDTH, STEP)
     for part in tl.static_range(PARTS):
         _arrange_part(
-            here + part * by_part, by_head, gains, c, s, w, (result0, result1, result2)[part],
-            sample, row, exists, points,
+            factors, matrix + part * (HEADS * WIDTH * WIDTH), here + part * by_part, by_head, gains, c, s, w,
+            (result0, result1, result2)[part], sample, row, exists, points,
             NORMALIZED >> part & 1, TURNED >> part & 1, WEIGHTED >> part & 1, HEADS_FIRST >> part & 1, GAINS > 0,
-            HEADS, WIDTH, PAIRS, HALF, EPSILON,
+            HEADS, WIDTH, PAIRS, ROWS, EDGES, STEP, STAGES, PRECISION, EPSILON,
         )  # fmt: skip
         gains += (NORMALIZED >> part & 1) * 2 * WIDTH
 
 
 @triton.jit
 def _arrange_part(
-    here, by_head, gains, c, s, w, result, sample, row, exists, points,
+    factors, matrix, here, by_head, gains, c, s, w, result, sample, row, exists, points,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
-    AFFINE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, HALF: tl.constexpr,
-    EPSILON: tl.constexpr,
+    AFFINE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
+    EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
     """All heads of one part."""
-    channel, real = _channels(WIDTH, PAIRS, HALF)
-    there = exists[:, None] & real[None, :]
-    factors = gains + channel
-    for head in range(HEADS):
-        at = (here + head * by_head)[:, None] + channel[None, :]
-        a = tl.load(at, mask=there, other=0.0).to(tl.float32)
-        b = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
+    for head in tl.range(HEADS, num_stages=STAGES):
+        a, b = _head(
+            factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
+            WIDTH, PAIRS, ROWS, EDGES, STEP, PRECISION,
+        )  # fmt: skip
         if NORMALIZED:
-            a, b, _ = _normal(a, b, there, WIDTH, EPSILON)
-            if AFFINE:
-                a = a * tl.load(factors, mask=real, other=0.0).to(tl.float32)[None, :]
-                b = b * tl.load(factors + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-                a += tl.load(factors + WIDTH, mask=real, other=0.0).to(tl.float32)[None, :]
-                b += tl.load(factors + WIDTH + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-        if TURNED:
-            a, b = a * c - b * s, b * c + a * s
-        if WEIGHTED:
-            a, b = a * w, b * w
-        begin = _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-        to = result + begin[:, None] + channel[None, :]
-        tl.store(to, a.to(result.dtype.element_ty), mask=there)
-        tl.store(to + PAIRS, b.to(result.dtype.element_ty), mask=there)
+            a, b, _ = _normal(a, b, WIDTH, EDGES, EPSILON)
+        to = result + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
+        for piece in tl.static_range(len(a)):
+            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+            p, q = a[piece], b[piece]
+            if NORMALIZED and AFFINE:
+                gain = gains + channel
+                p = p * tl.load(gain, mask=real, other=0.0).to(tl.float32)[None, :]
+                q = q * tl.load(gain + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
+                p += tl.load(gain + WIDTH, mask=real, other=0.0).to(tl.float32)[None, :]
+                q += tl.load(gain + WIDTH + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
+            if TURNED:
+                p, q = p * c[piece] - q * s[piece], q * c[piece] + p * s[piece]
+            if WEIGHTED:
+                p, q = p * w, q * w
+            _store(to, p, q, channel, real, exists, PAIRS)
+
+
+@triton.jit
+def _store(to, p, q, channel, real, exists, PAIRS: tl.constexpr):
+    """Both tiles of a piece."""
+    at, there = to[:, None] + channel[None, :], exists[:, None] & real[None, :]
+    tl.store(at, p.to(to.dtype.element_ty), mask=there)
+    tl.store(at + PAIRS, q.to(to.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _arrange_back(
-    projected, cos, sin, root, gains, batch, points,
+    x, matrix, cos, sin, root, gains, batch, points,
     by_sample, by_point, by_part, by_head,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     gradient0, gradient1, gradient2, result, sums,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
     GAINS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
-    ROWS: tl.constexpr, HALF: tl.constexpr, EPSILON: tl.constexpr, NEEDED: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    EPSILON: tl.constexpr, NEEDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
+    here = x + sample * by_sample + row * by_point
+    c, s, factors = (), (), ()
     if TURNED:
-        c = _table(cos, sample, row, exists, cos_by_sample, cos_by_point, WIDTH, HALF)
-        s = _table(sin, sample, row, exists, sin_by_sample, sin_by_point, WIDTH, HALF)
-    else:
-        c, s = w, w
-    here = projected + sample * by_sample + row * by_point
+        c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
+        s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
+    if STEP:
+        factors = _factors(here, exists, WIDTH, STEP)
     out = result + (sample * points + row) * (PARTS * HEADS * WIDTH)
     sums += tl.program_id(0).to(tl.int64) * (GAINS * 2 * WIDTH)
     for part in tl.static_range(PARTS):
         _arrange_part_back(
-            here + part * by_part, by_head, gains, c, s, w, (gradient0, gradient1, gradient2)[part],
-            out + part * (HEADS * WIDTH), sums, sample, row, exists, points,
+            factors, matrix + part * (HEADS * WIDTH * WIDTH), here + part * by_part, by_head, gains, c, s, w,
+            (gradient0, gradient1, gradient2)[part], out + part * (HEADS * WIDTH), sums, sample, row, exists, points,
             NORMALIZED >> part & 1, TURNED >> part & 1, WEIGHTED >> part & 1, HEADS_FIRST >> part & 1,
-            NEEDED >> part & 1, GAINS > 0, HEADS, WIDTH, PAIRS, HALF, EPSILON,
+            NEEDED >> part & 1, GAINS > 0, HEADS, WIDTH, PAIRS, ROWS, EDGES, STEP, STAGES, PRECISION, EPSILON,
         )  # fmt: skip
         gains += (NORMALIZED >> part & 1) * 2 * WIDTH
         sums += (NORMALIZED >> part & 1) * 2 * WIDTH
@@ -316,49 +450,105 @@ def _arrange_back(
 
 @triton.jit
 def _arrange_part_back(
-    here, by_head, gains, c, s, w, gradient, out, sums, sample, row, exists, points,
+    factors, matrix, here, by_head, gains, c, s, w, gradient, out, sums, sample, row, exists, points,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
     NEEDED: tl.constexpr, AFFINE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
-    HALF: tl.constexpr, EPSILON: tl.constexpr,
+    ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    EPSILON: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all heads of one part: a turn goes back, and a norm takes its two directions out."""
-    channel, real = _channels(WIDTH, PAIRS, HALF)
-    there = exists[:, None] & real[None, :]
-    factors = gains + channel
-    zero = tl.zeros(there.shape, tl.float32)
-    gain_a, gain_b, shift_a, shift_b = zero, zero, zero, zero
-    for head in range(HEADS):
-        g, h = zero, zero
-        if NEEDED:
-            begin = _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-            come = gradient + begin[:, None] + channel[None, :]
-            g = tl.load(come, mask=there, other=0.0).to(tl.float32)
-            h = tl.load(come + PAIRS, mask=there, other=0.0).to(tl.float32)
-            if WEIGHTED:
-                g, h = g * w, h * w
-            if TURNED:
-                g, h = g * c + h * s, h * c - g * s
-            if NORMALIZED:
-                at = (here + head * by_head)[:, None] + channel[None, :]
-                a = tl.load(at, mask=there, other=0.0).to(tl.float32)
-                b = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
-                a, b, inverse = _normal(a, b, there, WIDTH, EPSILON)
-                if AFFINE:
-                    gain_a += g * a
-                    gain_b += h * b
-                    shift_a += g
-                    shift_b += h
-                    g = g * tl.load(factors, mask=real, other=0.0).to(tl.float32)[None, :]
-                    h = h * tl.load(factors + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-                mean = ((tl.sum(g, 1) + tl.sum(h, 1)) / WIDTH)[:, None]
-                along = ((tl.sum(g * a, 1) + tl.sum(h * b, 1)) / WIDTH)[:, None]
-                g, h = inverse * (g - mean - a * along), inverse * (h - mean - b * along)
-        to = (out + head * WIDTH)[:, None] + channel[None, :]
-        tl.store(to, g.to(out.dtype.element_ty), mask=there)
-        tl.store(to + PAIRS, h.to(out.dtype.element_ty), mask=there)
+    of_gains = _no_sums(EDGES)
+    for head in tl.range(HEADS, num_stages=STAGES):
+        scale = tl.full((ROWS, 1), 1.0, tl.float32)  # the factors that all channels of a point have in common
+        if WEIGHTED:
+            scale = w
+        if NORMALIZED and NEEDED:
+            a, b = _head(
+                factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
+                WIDTH, PAIRS, ROWS, EDGES, STEP, PRECISION,
+            )  # fmt: skip
+            a, b, inverse = _normal(a, b, WIDTH, EDGES, EPSILON)
+            scale = scale * inverse
+        g, h = (), ()
+        come = gradient + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
+        for piece in tl.static_range(len(EDGES) - 1):
+            p = tl.zeros((ROWS, EDGES[piece + 1] - EDGES[piece]), tl.float32)
+            q = p
+            if NEEDED:
+                channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+                at, there = come[:, None] + channel[None, :], exists[:, None] & real[None, :]
+                p = tl.load(at, mask=there, other=0.0).to(tl.float32) * scale
+                q = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32) * scale
+                if TURNED:
+                    p, q = p * c[piece] + q * s[piece], q * c[piece] - p * s[piece]
+            g += (p,)
+            h += (q,)
+        if NORMALIZED and NEEDED:
+            if AFFINE:
+                of_gains = _added(of_gains, g, h, a, b, 1 / inverse)
+                g, h = _scaled(g, gains, WIDTH, PAIRS, EDGES), _scaled(h, gains + PAIRS, WIDTH, PAIRS, EDGES)
+            g, h = _straight(g, h, a, b, WIDTH)
+        for piece in tl.static_range(len(EDGES) - 1):
+            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+            _store(out + head * WIDTH, g[piece], h[piece], channel, real, exists, PAIRS)
     if AFFINE and NORMALIZED:
-        to = sums + channel
-        tl.store(to, tl.sum(gain_a, 0), mask=real)
-        tl.store(to + PAIRS, tl.sum(gain_b, 0), mask=real)
-        tl.store(to + WIDTH, tl.sum(shift_a, 0), mask=real)
-        tl.store(to + WIDTH + PAIRS, tl.sum(shift_b, 0), mask=real)
+        for piece in tl.static_range(len(EDGES) - 1):
+            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+            gain_a, gain_b, shift_a, shift_b = of_gains[piece]
+            tl.store(sums + channel, gain_a, mask=real)
+            tl.store(sums + channel + PAIRS, gain_b, mask=real)
+            tl.store(sums + channel + WIDTH, shift_a, mask=real)
+            tl.store(sums + channel + WIDTH + PAIRS, shift_b, mask=real)
+
+
+@triton.jit
+def _straight(g, h, a, b, WIDTH: tl.constexpr):
+    """A gradient g, h without what would move or stretch together all channels of a head, a and b when normalized.
+
+    The two sums are taken as one: so the gradient is dealt out to the threads as the product is, and not twice.
+    """
+    total = tl.sum(tl.join(g[0] + h[0], g[0] * a[0] + h[0] * b[0]), 1)
+    for piece in tl.static_range(1, len(g)):
+        total += tl.sum(tl.join(g[piece] + h[piece], g[piece] * a[piece] + h[piece] * b[piece]), 1)
+    mean, along = tl.split(total / WIDTH)
+    p, q = (), ()
+    for piece in tl.static_range(len(g)):
+        p += (g[piece] - mean[:, None] - a[piece] * along[:, None],)
+        q += (h[piece] - mean[:, None] - b[piece] * along[:, None],)
+    return p, q
+
+
+@triton.jit
+def _scaled(g, gains, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
+    """Times the factors of an affine norm."""
+    tiles = ()
+    for piece in tl.static_range(len(g)):
+        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+        tiles += (g[piece] * tl.load(gains + channel, mask=real, other=0.0).to(tl.float32)[None, :],)
+    return tiles
+
+
+@triton.jit
+def _no_sums(EDGES: tl.constexpr):
+    """Zeros for `_added` to begin with."""
+    sums = ()
+    for piece in tl.static_range(len(EDGES) - 1):
+        zero = tl.zeros((EDGES[piece + 1] - EDGES[piece],), tl.float32)
+        sums += ((zero, zero, zero, zero),)
+    return sums
+
+
+@triton.jit
+def _added(sums, g, h, a, b, spread):
+    """Sums over points for the gradients of factors and shifts, by piece, with those of one more head.
+
+    The gradient g, h comes divided by the spread.
+    """
+    found = ()
+    for piece in tl.static_range(len(g)):
+        gain_a, gain_b, shift_a, shift_b = sums[piece]
+        p, q = g[piece] * spread, h[piece] * spread
+        gain_a, gain_b = gain_a + tl.sum(p * a[piece], 0), gain_b + tl.sum(q * b[piece], 0)
+        shift_a, shift_b = shift_a + tl.sum(p, 0), shift_b + tl.sum(q, 0)
+        found += ((gain_a, gain_b, shift_a, shift_b),)
+    return found

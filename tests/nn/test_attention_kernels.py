@@ -1,10 +1,11 @@
-"""The kernel between projection and products against the plain code. Without a GPU, Triton's interpreter runs it."""
+"""The kernel that leads to the products against the plain code. Without a GPU, Triton's interpreter runs it."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oformer import switches
@@ -18,12 +19,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 KINDS = ("galerkin", "fourier")
 NORMS = ("channels", "layernorm", "none")
-BATCH, POINTS = 2, 21
-# Coordinates (0: no rotary encoding), width and heads. 96 fills its tiles by three quarters.
+BATCH, POINTS = 2, 21 if DEVICE.type == "cpu" else 85  # more than one program takes, see below
+# Coordinates (0: no rotary encoding), width and heads. 96 fills one tile by three quarters, or two of 32 and 16 pairs.
 SHAPES = ((0, 16, 2), (1, 16, 1), (2, 96, 4), (3, 24, 1))
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_norm = pytest.mark.parametrize("norm", NORMS)
+multiplied_or_given = pytest.mark.parametrize("multiplied", [True, False], ids=["multiplied", "given"])
 itself_or_source = pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 
 
@@ -31,17 +33,44 @@ itself_or_source = pytest.mark.parametrize("cross", [False, True], ids=["self", 
 def several_programs(monkeypatch):
     """Programs of 16 points at a width of 16, so that there is a second one, which is not full."""
     monkeypatch.setattr(kernels, "_TILE", 16 * 8)
+    monkeypatch.setattr(kernels, "_ROWS", 16 if DEVICE.type == "cpu" else kernels._ROWS)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_products(monkeypatch):
+    """Triton's interpreter multiplies the bits of bfloat16 numbers; have it multiply the numbers."""
+    if DEVICE.type == "cuda":
+        return
+    from triton import language
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *others):
+        a, b = (self.create_fp_ext(x, language.float32) if x.dtype == language.bfloat16 else x for x in (a, b))
+        return original(self, a, b, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+class Calls(list[int]):
+    """The number of parts of each call of the kernel, and whether it multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.multiplied: list[bool] = []
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[int]:
-    """Have the kernel used on any device; the number of parts of each call."""
-    found = []
+def calls(monkeypatch) -> Calls:
+    """Have the kernel used on any device."""
+    found = Calls()
     original = Attention._arranged_on_chip
 
-    def counted(self, projected, *others):
-        found.append(projected.shape[2])
-        return original(self, projected, *others)
+    def counted(self, x, matrix, parts, *others):
+        found.append(len(parts))
+        found.multiplied.append(matrix is not None)
+        return original(self, x, matrix, parts, *others)
 
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
     monkeypatch.setattr(Attention, "_arranged_on_chip", counted)
@@ -62,13 +91,17 @@ def quadrature(count: int, batch: int = BATCH) -> Tensor:
 
 
 class Case:
-    """The inside of one layer, to be arranged plainly and by the kernel."""
+    """The inside of one layer, to be arranged plainly and by the kernel, which multiplies or is given a projection."""
 
-    def __init__(self, kind: str, norm: str, dim: int, width: int, heads: int, names: str | None = None):
+    def __init__(
+        self, kind: str, norm: str, dim: int, width: int, heads: int, names: str | None = None, multiplied: bool = False
+    ):
         self.layer = attention_layer(kind, norm, dim, width, heads)
         names = names or ("qkv" if kind == "galerkin" else "qk")
         self.parts = tuple(self.layer._part(name) for name in names)
-        self.projected = 0.5 + torch.randn(BATCH, POINTS, len(names), heads, width, device=DEVICE)
+        shape = (width,) if multiplied else (len(names), heads, width)
+        self.x = 0.5 + torch.randn(BATCH, POINTS, *shape, device=DEVICE)
+        self.matrix = torch.randn(len(names) * heads * width, width, device=DEVICE) / width**0.5 if multiplied else None
         self.coords = torch.rand(BATCH, POINTS, max(dim, 1), device=DEVICE)
         self.weights = quadrature(POINTS)
 
@@ -76,19 +109,24 @@ class Case:
     def leaves(self) -> list[Tensor]:
         return [p for part in self.parts if part.normalized for p in self.layer.normalize[part.name].parameters()]
 
-    def run(self, fused: bool, p: Tensor) -> list[Tensor]:
+    def run(self, fused: bool, x: Tensor, matrix: Tensor | None) -> list[Tensor]:
         tables = None if self.layer.rotary is None else self.layer.rotary.tables(self.coords)
-        arrange = self.layer._arranged_on_chip if fused else self.layer._arranged
-        return arrange(p, self.parts, tables, self.weights)
+        if fused:
+            return self.layer._arranged_on_chip(x, matrix, self.parts, tables, self.weights)
+        if matrix is not None:
+            x = F.linear(x, matrix).unflatten(-1, (len(self.parts), self.layer.heads, -1))
+        return self.layer._arranged(x, self.parts, tables, self.weights)
 
     def results(self, fused: bool, directions: list[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
-        """What is made of the parts; and the gradients of the projection and of the gains of norms."""
-        one = self.projected[:1] if expanded(self.projected) else self.projected
-        p = one.detach().requires_grad_()
-        made = self.run(fused, p.expand_as(self.projected))
-        pairs = [(x, g) for x, g in zip(made, directions, strict=True) if g is not None]
-        found = torch.autograd.grad([x for x, _ in pairs], [p, *self.leaves], [g for _, g in pairs], allow_unused=True)
-        return made, [torch.zeros_like(x) if g is None else g for g, x in zip(found, [p, *self.leaves], strict=True)]
+        """What is made of the parts; and the gradients of what comes in, of the matrix and of the gains of norms."""
+        one = self.x[:1] if expanded(self.x) else self.x
+        x = one.detach().requires_grad_()
+        matrix = None if self.matrix is None else self.matrix.detach().requires_grad_()
+        made = self.run(fused, x.expand_as(self.x), matrix)
+        pairs = [(y, g) for y, g in zip(made, directions, strict=True) if g is not None]
+        leaves = [x, *([] if matrix is None else [matrix]), *self.leaves]
+        found = torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        return made, [torch.zeros_like(y) if g is None else g for g, y in zip(found, leaves, strict=True)]
 
     def check(self) -> list[Tensor]:
         """Same values, same gradients."""
@@ -103,7 +141,7 @@ class Case:
 
     def directions(self) -> list[Tensor | None]:
         """Gradients of what is made of the parts."""
-        batch, points, _, heads, width = self.projected.shape
+        (batch, points, *_, width), heads = self.x.shape, self.layer.heads
         return [
             torch.randn(batch, heads, points, width, device=DEVICE)
             if part.heads_first
@@ -120,26 +158,33 @@ def close(got: Tensor, expected: Tensor, name: str = "") -> None:
 
 @each_kind
 @each_norm
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_the_plain_ones(monkeypatch, kind, norm, shape):
+@pytest.mark.parametrize(("multiplied", "shape"), [*[(True, shape) for shape in SHAPES], (False, SHAPES[2])], ids=str)
+def test_values_and_gradients_are_the_plain_ones(monkeypatch, kind, norm, shape, multiplied):
     monkeypatch.setattr(kernels, "_TILE", 16 * {16: 8, 24: 16, 96: 64}[shape[1]])  # 16 points again
-    case = Case(kind, norm, *shape)
+    case = Case(kind, norm, *shape, multiplied=multiplied)
     for part, x in zip(case.parts, case.check(), strict=True):
         first = part.name != "q" and kind == "galerkin"
-        heads, width = case.projected.shape[3:]
+        _, width, heads = shape
         assert x.shape == ((BATCH, heads, POINTS, width) if first else (BATCH, POINTS, heads, width))
 
 
+def test_pieces_are_powers_of_two_that_waste_little():
+    edges = {16: (0, 16), 32: (0, 16), 64: (0, 32), 96: (0, 32, 48), 128: (0, 64), 24: (0, 16), 40: (0, 16, 32)}
+    assert {width: kernels._edges(width // 2) for width in edges} == edges
+
+
+@multiplied_or_given
 @pytest.mark.parametrize("names", ["q", "kv"])
-def test_the_parts_of_one_side_of_cross_attention(names):
-    Case("galerkin", "layernorm", 2, 16, 2, names).check()
+def test_the_parts_of_one_side_of_cross_attention(names, multiplied):
+    Case("galerkin", "layernorm", 2, 16, 2, names, multiplied).check()
 
 
-def test_what_samples_share_is_read_where_it_lies():
-    case = Case("galerkin", "channels", 2, 16, 2)
+@multiplied_or_given
+def test_what_samples_share_is_read_where_it_lies(multiplied):
+    case = Case("galerkin", "channels", 2, 16, 2, multiplied=multiplied)
     case.coords, case.weights = case.coords[:1].expand(BATCH, -1, -1), case.weights[:1].expand(BATCH, -1)
     case.check()
-    case.projected = case.projected[:1].expand(BATCH, -1, -1, -1, -1)
+    case.x = case.x[:1].expand_as(case.x)
     case.check()
 
 
@@ -149,7 +194,7 @@ def test_tables_and_weights_may_come_for_one_sample_or_repeat_it():
     flags = [list(choices) for choices in zip(*case.parts, strict=True)][1:]
     repeated = [x.expand(BATCH, *x.shape[1:]) for x in given]
     copied, *others = (
-        kernels.arranged(case.projected, *tensors, None, *flags, 2, 1e-5)
+        kernels.arranged(case.x, None, *tensors, None, *flags, 2, 1e-5)
         for tensors in ([x.contiguous() for x in repeated], repeated, given)
     )
     for made in others:
@@ -162,12 +207,23 @@ def test_projections_that_are_views():
     views = [wide[:, 2:-1, 1:3, :, 5:21], wide[:, 2:-1, 1:3, :, ::2], wide.transpose(2, 3)[:, 3:, :, :2, :16].mT.mT]
     for view in views:
         assert not view.is_contiguous()
-        case.projected = view
+        case.x = view
         case.check()
 
 
-def test_gradients_may_be_absent_or_lie_otherwise():
-    case = Case("galerkin", "layernorm", 2, 16, 2)
+def test_factors_that_are_views():
+    case = Case("fourier", "layernorm", 1, 16, 2, multiplied=True)
+    assert case.matrix is not None
+    wide = torch.randn(BATCH, POINTS + 3, 32, device=DEVICE)
+    for view in (wide[:, 2:-1, 5:21], wide[:, 2:-1, ::2], wide[:, 3:, 16:].mT.contiguous().mT):
+        assert not view.is_contiguous()
+        case.x, case.matrix = view, case.matrix.mT.contiguous().mT
+        case.check()
+
+
+@multiplied_or_given
+def test_gradients_may_be_absent_or_lie_otherwise(multiplied):
+    case = Case("galerkin", "layernorm", 2, 16, 2, multiplied=multiplied)
     q, k, v = case.directions()
     assert k is not None
     for directions in ([None, k.mT.contiguous().mT, None], [q, None, None], [None, None, v]):
@@ -180,10 +236,10 @@ def test_gradients_may_be_absent_or_lie_otherwise():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_costs_one_rounding(kind, dtype):
     case = Case(kind, "layernorm", 2, 16, 2)
-    case.projected = case.projected.to(dtype).float()
+    case.x = case.x.to(dtype).float()
     directions = [g.to(dtype).float() for g in case.directions()]
     exact, (expected, *of_gains) = case.results(False, directions)
-    case.projected = case.projected.to(dtype)
+    case.x = case.x.to(dtype)
     made, (got, *gains) = case.results(True, [g.to(dtype) for g in directions])
     # Half a step to the nearest; but Triton's interpreter cuts bfloat16 off.
     step = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and DEVICE.type == "cpu" else 2)
@@ -195,13 +251,34 @@ def test_half_precision_costs_one_rounding(kind, dtype):
         close(one, other)
 
 
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_product_in_half_precision_is_not_rounded_before_its_norm(kind, dtype):
+    case = Case(kind, "layernorm", 2, 96, 2, multiplied=True)
+    assert case.matrix is not None
+    case.x, case.matrix = case.x.to(dtype), case.matrix.to(dtype)
+    directions = [g.to(dtype) for g in case.directions()]
+    made, gradients = case.results(True, directions)
+    case.x, case.matrix = case.x.float(), case.matrix.float()
+    exact, expected = case.results(False, [g.float() for g in directions])
+    step = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and DEVICE.type == "cpu" else 2)
+    for one, other in zip(made, exact, strict=True):
+        assert one.dtype == dtype
+        # Sums may be taken in another order.
+        torch.testing.assert_close(one.float(), other, rtol=1.01 * step, atol=1e-5)
+    for place, (one, other) in enumerate(zip(gradients, expected, strict=True)):
+        half = place < 2  # of x and of the matrix; the gains are float32
+        assert one.dtype == (dtype if half else torch.float32)
+        assert (one.float() - other).norm() < (2 * step if half else 1e-5) * other.norm()
+
+
 def test_statistics_far_from_zero_and_channels_that_are_all_the_same():
     case = Case("galerkin", "channels", 2, 16, 2)
-    case.projected = 1000 + 1e-2 * torch.randn_like(case.projected)
-    exact = case.run(False, case.projected.double())
-    for got, expected in zip(case.run(True, case.projected), exact, strict=True):
+    case.x = 1000 + 1e-2 * torch.randn_like(case.x)
+    exact = case.run(False, case.x.double(), None)
+    for got, expected in zip(case.run(True, case.x, None), exact, strict=True):
         torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item())
-    case.projected = torch.full_like(case.projected, 7.0)
+    case.x = torch.full_like(case.x, 7.0)
     (_, k, v), (gradient,) = case.results(True, case.directions())
     assert not k.any()
     assert not v.any()
@@ -236,17 +313,19 @@ def with_gradients(layer: Attention, operands: list[tuple[Tensor, Tensor, Tensor
 
 
 @each_kind
-@each_norm
+@pytest.mark.parametrize(("norm", "multiplied"), [("layernorm", True), ("none", True), ("channels", False)], ids=str)
 @pytest.mark.parametrize(
     ("cross", "shared", "heads"),
     [(False, False, 2), (True, False, 1), (True, True, 2)],
     ids=["self", "cross, one head", "cross, shared grid"],
 )
-def test_a_whole_layer_is_the_plain_one(monkeypatch, calls, kind, norm, cross, shared, heads):
+def test_a_whole_layer_is_the_plain_one(monkeypatch, calls, kind, norm, cross, shared, heads, multiplied):
+    monkeypatch.setattr(attention, "rounded_products", lambda: multiplied)
     layer, operands = attention_layer(kind, norm, 2, 16, heads), sides(cross, shared=shared)
     fused = with_gradients(layer, operands)
     values = 1 if kind == "galerkin" else 0
     assert calls == ([1, 1 + values] if cross else [2 + values])
+    assert all(used == multiplied for used in calls.multiplied)
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
     plain = with_gradients(layer, operands)
     assert len(calls) == (2 if cross else 1)
@@ -262,7 +341,7 @@ def test_a_whole_layer_under_autocast(monkeypatch, calls):
         fused = with_gradients(layer, operands)
         monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
         plain = with_gradients(layer, operands)
-    assert len(calls) == 2
+    assert calls.multiplied == [False, True]  # float32 is exact, unless it may be rounded
     for one, got, expected in zip(fused, plain, exact, strict=True):
         assert one.dtype == got.dtype
         size = expected.norm()
@@ -272,7 +351,8 @@ def test_a_whole_layer_under_autocast(monkeypatch, calls):
 
 @each_kind
 @itself_or_source
-def test_padding_and_order_change_nothing(calls, kind, cross):
+def test_padding_and_order_change_nothing(monkeypatch, calls, kind, cross):
+    monkeypatch.setattr(attention, "rounded_products", lambda: True)
     layer, operands = attention_layer(kind, "channels", 2, 16, 2), sides(cross)
     out = call(layer, operands)
     padded = [
@@ -289,7 +369,8 @@ def test_padding_and_order_change_nothing(calls, kind, cross):
 
 
 @each_kind
-def test_sums_over_points_that_come_in_chunks(calls, kind):
+def test_sums_over_points_that_come_in_chunks(monkeypatch, calls, kind):
+    monkeypatch.setattr(attention, "rounded_products", lambda: True)
     layer, ((x, coords, weights),) = attention_layer(kind, "channels", 2, 16, 2), sides(cross=False)
     found = []
 
@@ -322,6 +403,32 @@ def test_it_is_used_only_where_it_fits(monkeypatch, calls):
     assert calls == [3]
 
 
+def test_it_multiplies_where_tensor_cores_do_and_heads_are_narrow(monkeypatch, calls):
+    def multiplies(width: int, **setting) -> bool:
+        calls.multiplied.clear()
+        with torch.no_grad(), torch.autocast(DEVICE.type, **setting):
+            call(attention_layer("galerkin", "channels", 2, width, 1), sides(cross=False, width=width))
+        return calls.multiplied == [True]
+
+    assert not multiplies(16, enabled=False)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert multiplies(128, dtype=dtype)
+        assert not multiplies(144, dtype=dtype)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert multiplies(16, enabled=False)
+
+
+def test_values_that_samples_share_on_grids_that_differ_are_projected_once(monkeypatch, calls):
+    monkeypatch.setattr(attention, "rounded_products", lambda: True)
+    layer, ((z, coords, weights),) = attention_layer("galerkin", "channels", 2, 16, 2), sides(cross=False)
+    operands = [(z[:1].expand_as(z), coords, weights)]
+    fused = with_gradients(layer, operands)
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
+    for got, expected in zip(fused, with_gradients(layer, operands), strict=True):
+        close(got, expected)
+    assert calls.multiplied == [False]
+
+
 def test_it_is_not_used_on_a_cpu_nor_against_the_switch(monkeypatch):
     assert not attention.fused_arrangement(torch.device("cpu"))
     asked = []
@@ -340,12 +447,13 @@ def test_it_is_not_used_on_a_cpu_nor_against_the_switch(monkeypatch):
 def test_the_operator_keeps_what_torch_asks_of_operators():
     gains = nn.Parameter(torch.randn(1, 2, 8, device=DEVICE))
     p = torch.randn(2, 5, 2, 1, 8, device=DEVICE, requires_grad=True)
+    x, matrix = (torch.randn(*shape, 8, device=DEVICE, requires_grad=True) for shape in ((2, 5), (16,)))
     cos, sin = Rotary(1, 8).to(DEVICE).tables(torch.rand(2, 5, 1, device=DEVICE))
     choices = [False, True], [True, True], [False, True], [False, True]
-    torch.library.opcheck(kernels.arranged, (p, cos, sin, quadrature(5), gains, *choices, 1, 1e-5))
-    torch.library.opcheck(
-        kernels.arranged, (p, None, None, quadrature(5), None, *choices[:1], [False] * 2, *choices[2:], 1, 1e-5)
-    )
+    without = *choices[:1], [False] * 2, *choices[2:]
+    for given in ((p, None), (x, matrix)):
+        torch.library.opcheck(kernels.arranged, (*given, cos, sin, quadrature(5), gains, *choices, 1, 1e-5))
+        torch.library.opcheck(kernels.arranged, (*given, None, None, quadrature(5), None, *without, 1, 1e-5))
 
 
 COMPILED = """
@@ -365,13 +473,23 @@ def look(graph, inputs):
 aot_eager = torch._dynamo.lookup_backend("aot_eager")
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
 x.requires_grad_()
-results = []
-for function in (layer, torch.compile(layer, backend=look, dynamic=False, fullgraph=True)):
-    out = function(x, coords, weights[..., 0])
-    results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
-for one, other in zip(*results, strict=True):
-    torch.testing.assert_close(one, other)
-print(*(node.target for graph in graphs for node in graph.graph.nodes))
+compiled = torch.compile(layer, backend=look, dynamic=False, fullgraph=True)
+
+def check(**tolerance):
+    results = []
+    for function in (layer, compiled):
+        out = function(x, coords, weights[..., 0])
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+    print(*(node.target for graph in graphs for node in graph.graph.nodes))
+    graphs.clear()
+
+check()
+torch.set_float32_matmul_precision("high")
+check()
+with torch.autocast(device, torch.float16):
+    check(rtol=1e-3, atol=1e-3)
 """
 
 
@@ -379,5 +497,10 @@ def test_a_compiled_layer_keeps_it_whole():
     """Without the shape checks, which cannot compile."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("oformer.arranged.default") == 1
-    assert "layer_norm" not in done.stdout
+    given, *multiplied = done.stdout.splitlines()
+    for nodes in (given, *multiplied):  # each setting compiles anew
+        assert nodes.count("oformer.arranged.default") == 1
+        assert "layer_norm" not in nodes
+    assert "linear" in given
+    assert len(multiplied) == 2
+    assert not any("linear" in nodes for nodes in multiplied)
