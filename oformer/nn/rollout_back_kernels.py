@@ -187,8 +187,8 @@ def _add_drive(total: Tensor, gradient: Tensor, here: slice) -> None:
         return
     if rows <= period:
         total = total[here.start % period : here.start % period + rows]
-    _add_drive_kernel[(triton.cdiv(len(total), _ROWS), triton.cdiv(columns, _COLUMNS))](
-        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=_ROWS, COLUMNS=_COLUMNS
+    _add_drive_kernel[(triton.cdiv(len(total), 8), triton.cdiv(columns, _COLUMNS))](  # many programs: each has a loop
+        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=8, COLUMNS=_COLUMNS
     )
 
 
