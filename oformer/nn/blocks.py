@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.nn.attention import KINDS, Attention
-from oformer.nn.feedforward import MLP, GatedGELU
+from oformer.nn.feedforward import MLP, GatedGELU, feed_forward
 
 FeedForward = Literal["gated", "relu"]
 
@@ -47,8 +47,7 @@ class SelfAttentionBlock(nn.Module):
         """Let the points talk to each other once."""
         x = self.norms[0](x)
         x = x + self.attention(x, coords, weights)
-        x = self.norms[1](x)
-        return x + self.feedforward(x)
+        return feed_forward(x, self.norms[1], self.feedforward)
 
 
 class CrossAttentionBlock(nn.Module):
@@ -60,6 +59,7 @@ class CrossAttentionBlock(nn.Module):
         self.attention = attention
         attention.initialize(("q", "k", "v"))
         self.feedforward = GatedGELU(width)
+        self.norm = nn.Identity()
 
     def forward(
         self,
@@ -72,4 +72,4 @@ class CrossAttentionBlock(nn.Module):
     ) -> Float[Tensor, "batch queries width"]:
         """Let each query read from the source points."""
         z = z + self.attention(z, coords, weights, source, source_coords, source_weights)
-        return z + self.feedforward(z)
+        return feed_forward(z, self.norm, self.feedforward)

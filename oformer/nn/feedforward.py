@@ -1,12 +1,20 @@
-"""Point-wise networks: a plain chain of linear layers, the same with a context, and the gated GELU of the paper."""
+"""Point-wise networks: a plain chain of linear layers, the same with a context, and the gated GELU of the paper.
 
+The gated GELU with its norm and its residual, the second half of a block, is one kernel on a GPU
+(`feedforward_kernels.py`), where there is one for the types and the width.
+"""
+
+import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from oformer.switches import kernels_on
 
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
@@ -98,3 +106,57 @@ class GatedGELU(nn.Module):
         """Apply it to each point."""
         a, b = self.gate(x).chunk(2, -1)
         return self.dropout(self.out(self.dropout(F.gelu(a) * b)))
+
+    def on_chip(self, x: Float[Tensor, "*batch width"], norm: nn.LayerNorm | None) -> Float[Tensor, "*batch width"]:
+        """`feed_forward` with this network in one kernel."""
+        from oformer.nn.feedforward_kernels import gated_residual
+
+        gain, shift, epsilon = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+        dropout = self.dropout.p if self.dropout.training else 0.0
+        seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
+        gate, out = self.gate, self.out
+        return gated_residual(
+            x, gain, shift, gate.weight, gate.bias, out.weight, out.bias, seed, dropout, epsilon, _product_type(x)
+        )
+
+    def fits_on_chip(self, x: Float[Tensor, "*batch width"]) -> bool:
+        """Whether there is a kernel for these points: residuals are added up in their type, and not in float64."""
+        if x.dtype == torch.float64 or self.dropout.p == 1:
+            return False
+        if x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type):
+            return False  # a norm would return to float32
+        # Before torch 2.12 a compiler says that it exports.
+        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+        return not exporting and fused_feedforward(x.device, x.shape[-1], _product_type(x))
+
+
+def feed_forward(
+    x: Float[Tensor, "*batch width"], norm: nn.Module, network: nn.Module
+) -> Float[Tensor, "*batch width"]:
+    """The second half of a block: r + FFN(r), where r = LN(x), or x itself where the norm is an Identity."""
+    if isinstance(network, GatedGELU) and network.fits_on_chip(x):
+        return network.on_chip(x, norm if isinstance(norm, nn.LayerNorm) else None)
+    r = norm(x)
+    return r + network(r)
+
+
+def fused_feedforward(device: torch.device, width: int, dtype: torch.dtype) -> bool:
+    """Whether a device has the kernel for points of a width and products of a type: float32 as TF32 only."""
+    kernels = _kernels(device)
+    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return kernels is not None and not exact and kernels.supported(device, width, dtype)
+
+
+# What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
+fused_feedforward._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    return kernels_on(device, "oformer.nn.feedforward_kernels")
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    """What the factors of products are rounded to."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
