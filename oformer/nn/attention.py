@@ -8,7 +8,8 @@ released code normalizes each point over its channels, because its InstanceNorm 
 authors say that the paper's runs normalized over points with detached statistics. All are values of one option, `Norm`.
 
 What happens to each point before the products is done on a GPU in one kernel (`attention_kernels.py`), where there is
-one for the options chosen: norm, turn and weight, and the projection too where heads are not too wide.
+one for the options chosen: norm, turn and weight, and the projection too where heads are not too wide. Where values are
+formed, the sum over points is then taken on the chip as well (`attention_sums_kernels.py`).
 """
 
 import functools
@@ -75,18 +76,22 @@ def linear_product(
     Both factors of the sum carry the root of the weight: of many points, the weight itself would be lost in half
     precision. K and V come with it, and with the heads first; a K without V has the points first.
     """
-    heads = layer.heads
     if v is not None:
-        seen = sum_of_products(k, v)
-    else:
-        values = source * weights.sqrt()[:, :, None].to(source.dtype)
-        seen = sum_of_products(k.flatten(2), values).unflatten(1, (heads, -1))
-        seen = seen @ layer.v.weight.unflatten(0, (heads, -1)).mT
+        return looked_up(layer, q, sum_of_products(k, v))
+    values = source * weights.sqrt()[:, :, None].to(source.dtype)
+    seen = sum_of_products(k.flatten(2), values).unflatten(1, (layer.heads, -1))
+    return looked_up(layer, q, seen @ layer.v.weight.unflatten(0, (layer.heads, -1)).mT)
+
+
+def looked_up(
+    layer: "Attention", q: Float[Tensor, "batch queries heads width"], seen: Float[Tensor, "batch heads width width"]
+) -> Float[Tensor, "batch queries width"]:
+    """The product of Q with the sums over points, and the projection of the heads, which comes first."""
     if isinstance(layer.out, nn.Identity):
         return q[:, :, 0] @ seen[:, 0]
     projection, dropout = layer.out
     assert isinstance(projection, nn.Linear)
-    seen = (seen @ projection.weight.unflatten(1, (heads, -1)).permute(1, 2, 0)).flatten(1, 2)
+    seen = (seen @ projection.weight.unflatten(1, (layer.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
     if expanded(q):  # one product with the matrices of all samples side by side
         mixed = (q[0].flatten(1) @ seen.transpose(0, 1).flatten(1)).unflatten(1, (seen.shape[0], -1)).transpose(0, 1)
     else:
@@ -178,6 +183,11 @@ def fused_arrangement(device: torch.device) -> bool:
     return _fused_arrangement(device)
 
 
+def fused_sums(device: torch.device) -> bool:
+    """Whether such a device also sums over points in a kernel, which fills registers and memory of a Hopper GPU."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def rounded_products() -> bool:
     """Whether products of float32 numbers may round their factors, and so use tensor cores."""
     return torch.get_float32_matmul_precision() != "highest"
@@ -186,6 +196,7 @@ def rounded_products() -> bool:
 # What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
 # The precision is no constant, but torch.compile watches it, and compiles again where it changes.
 fused_arrangement._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+fused_sums._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 rounded_products._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -246,6 +257,8 @@ class Attention(nn.Module):
         else:
             (q,) = self._project(("q",), x, coords, weights)
             others = self._project(of_source, source, source_coords, source_weights)
+        if len(others) < len(of_source):  # the sum over the points that are here, and neither keys nor values
+            return looked_up(self, q, over_points(others[0]).to(q.dtype))
         k, v = others[0], others[1] if kind.forms_values else None
         return kind.product(self, q, k, v, source, source_weights)
 
@@ -256,7 +269,10 @@ class Attention(nn.Module):
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
     ) -> list[Float[Tensor, "batch _ _ width"]]:
-        """Queries, keys or values of the points as the product reads them, projected in one product."""
+        """Queries, keys or values of the points as the product reads them, projected in one product.
+
+        Instead of keys and values it may be their sum over these points.
+        """
         matrix = torch.cat([getattr(self, name).weight for name in names])
         batch, shared = x.shape[0], expanded(x) and expanded(coords) and expanded(weights)
         if shared:  # one grid for all samples: everything is done once
@@ -271,7 +287,8 @@ class Attention(nn.Module):
             found = self._arranged(once_per_grid(heads, x), parts, tables, weights)
         elif self._projects_on_chip(x):
             kind = _type_of_products(x)
-            found = self._arranged_on_chip(x.to(kind), matrix.to(kind), parts, tables, weights)
+            make = self._summed_on_chip if "v" in names and self._sums_on_chip(x) else self._arranged_on_chip
+            found = make(x.to(kind), matrix.to(kind), parts, tables, weights)
         else:
             found = self._arranged_on_chip(once_per_grid(heads, x), None, parts, tables, weights)
         return [part.expand(batch, *part.shape[1:]) for part in found] if shared else found
@@ -319,17 +336,38 @@ class Attention(nn.Module):
         """The same in one kernel, of x that is to be multiplied by a matrix or is projected already."""
         from oformer.nn.attention_kernels import arranged
 
-        affine: list[Tensor] = [p for part in parts if part.normalized for p in self.normalize[part.name].parameters()]
-        gains = torch.stack(affine).unflatten(0, (-1, 2)) if affine else None
-        cos, sin = (None, None) if tables is None else (t[:1] if expanded(t) else t for t in tables)
         return arranged(
-            x, matrix, cos, sin, weights.sqrt(), gains,
+            x, matrix, *self._of_points(parts, tables, weights),
             [part.normalized for part in parts],
             [part.turned for part in parts],
             [part.weighted for part in parts],
             [part.heads_first for part in parts],
             1 if self.rotary is None else len(self.rotary.frequencies), EPSILON,
         )  # fmt: skip
+
+    def _summed_on_chip(
+        self,
+        x: Float[Tensor, "batch points width"],
+        matrix: Float[Tensor, "all width"],
+        parts: tuple[Part, ...],
+        tables: Tables | None,
+        weights: Float[Tensor, "batch points"],
+    ) -> list[Float[Tensor, "batch _ _ width"]]:
+        """Queries, if they are among the parts, and the sum over points that keys and values are for."""
+        from oformer.nn.attention_sums_kernels import summed
+
+        dim = 1 if self.rotary is None else len(self.rotary.frequencies)
+        data = self._of_points(parts, tables, weights)
+        return summed(x, matrix, *data, len(parts), parts[-1].normalized, dim, EPSILON)
+
+    def _of_points(
+        self, parts: tuple[Part, ...], tables: Tables | None, weights: Float[Tensor, "batch points"]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]:
+        """What kernels take beside points and matrices: cosines, sines, roots of the weights, and gains of norms."""
+        affine: list[Tensor] = [p for part in parts if part.normalized for p in self.normalize[part.name].parameters()]
+        gains = torch.stack(affine).unflatten(0, (-1, 2)) if affine else None
+        cos, sin = (None, None) if tables is None else (t[:1] if expanded(t) else t for t in tables)
+        return cos, sin, weights.sqrt(), gains
 
     def _fits_on_chip(self, x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]) -> bool:
         """Whether there is a kernel for this layer and these tensors; it passes no gradient to the weights."""
@@ -348,6 +386,15 @@ class Attention(nn.Module):
         """
         rounded = _type_of_products(x) != torch.float32 or rounded_products()
         return rounded and x.shape[-1] <= 128 and not expanded(x)
+
+    def _sums_on_chip(self, x: Float[Tensor, "batch points width"]) -> bool:
+        """Whether the kernel that multiplies also sums over points, and leaves neither keys nor values.
+
+        The sum stays in registers, beside keys and values of 64 points. That is possible for factors of 16 bits and 96
+        channels; or for 64, where norms have gains, whose gradients are sums as well.
+        """
+        narrow = x.shape[-1] <= (64 if self.norm == "layernorm" else 96)
+        return narrow and _type_of_products(x).itemsize == 2 and fused_sums(x.device)
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:

@@ -101,17 +101,9 @@ def arranged_back(
         gradients: of the results of `arranged`; None counts as zero.
         x: as there, like all that follows.
     """
-    known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
-    choices = normalized, turned, weighted, heads_first
-    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
     result, of_gains = _empty_gradients(x, matrix, gains, len(normalized))
-    # One row of sums per program, added up afterwards: in the same order each time, as atomic additions would not be.
-    sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
-    filled = [x if gradient is None else gradient for gradient in known]
-    sizes["NEEDED"] = _bits([gradient is not None for gradient in known])
-    with torch.cuda.device_of(x):
-        _arrange_back[grid](*shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
-    return result, sums.sum(0).to(of_gains.dtype)
+    choices = normalized, turned, weighted, heads_first
+    return result, give_back(result, of_gains, gradients, x, matrix, cos, sin, root, gains, choices, dim, epsilon)
 
 
 @arranged_back.register_fake
@@ -119,6 +111,32 @@ def _(
     gradients, x, matrix, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon
 ) -> tuple[Tensor, Tensor]:
     return _empty_gradients(x, matrix, gains, len(normalized))
+
+
+def give_back(
+    result: Tensor,
+    of_gains: Tensor,
+    gradients: Sequence[Tensor | None],
+    x: Tensor,
+    matrix: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    root: Tensor,
+    gains: Tensor | None,
+    choices: Sequence[Sequence[bool]],
+    dim: int,
+    epsilon: float,
+) -> Tensor:
+    """Fill in the gradient of the projection, which may have more parts than these; that of the gains is returned."""
+    known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
+    # One row of sums per program, added up afterwards: in the same order each time, as atomic additions would not be.
+    sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
+    filled = [x if gradient is None else gradient for gradient in known]
+    sizes |= {"NEEDED": _bits([gradient is not None for gradient in known]), "ALL": result.shape[2]}
+    with torch.cuda.device_of(x):
+        _arrange_back[grid](*shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
+    return sums.sum(0).to(of_gains.dtype)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -133,11 +151,18 @@ def _back(ctx, gradients):
     of_x, of_gains = arranged_back(gradients, x, matrix, *others, *ctx.settings)
     of_matrix = None
     if matrix is not None:
-        rows = of_x.flatten(2)
-        of_x = rows @ matrix if ctx.needs_input_grad[0] else None
-        of_matrix = rows.flatten(0, 1).mT @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
+        of_x, of_matrix = of_factors(of_x, x, matrix, ctx.needs_input_grad)
     # Angles and weights are data.
     return of_x, of_matrix, None, None, None, of_gains if ctx.needs_input_grad[5] else None, *[None] * len(ctx.settings)
+
+
+def of_factors(
+    gradient: Tensor, x: Tensor, matrix: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """From the gradient of the projection those of x and of the matrix, where needed."""
+    rows = gradient.flatten(2)
+    of_x = rows @ matrix if needed[0] else None
+    return of_x, rows.flatten(0, 1).mT @ x.flatten(0, 1) if needed[1] else None
 
 
 arranged.register_autograd(_back, setup_context=_keep)
@@ -182,6 +207,16 @@ def _edges(pairs: int) -> tuple[int, ...]:
     return tuple(edges)
 
 
+def _step(width: int) -> int:
+    """How many channels of x are multiplied at a time: a power of two that wastes little, as above."""
+    return max(math.gcd(width, 64), 16)
+
+
+def _precision() -> str:
+    """Of products of float32 numbers."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
 def _launch(
     x: Tensor,
     matrix: Tensor | None,
@@ -208,14 +243,14 @@ def _launch(
         half = triton.next_power_of_2(width // 2)
         rows, edges, step, stages = max(_TILE // half, 1), (0, half), 0, 1
     else:
-        rows, edges, step = _ROWS, _edges(width // 2), max(math.gcd(width, 64), 16)
+        rows, edges, step = _ROWS, _edges(width // 2), _step(width)
         stages = 2 if width**2 * matrix.element_size() < _AHEAD else 1
     sizes = {
         **dict(zip(("NORMALIZED", "TURNED", "WEIGHTED", "HEADS_FIRST"), map(_bits, choices), strict=True)),
         "GAINS": 0 if gains is None else len(gains),
         "PARTS": parts, "HEADS": _heads(x, matrix, parts), "WIDTH": width, "PAIRS": width // (2 * dim),
         "ROWS": rows, "EDGES": edges, "STEP": step, "STAGES": stages,
-        "PRECISION": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        "PRECISION": _precision(),
     }  # fmt: skip
     return shared, sizes, (batch * triton.cdiv(points, rows),)
 
@@ -263,36 +298,54 @@ def _factors(here, exists, WIDTH: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def _product(
-    factors, matrix, BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
-    ROWS: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """First and second channels of a piece, from one product; what belongs together comes to lie in one thread."""
+def _both(BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """Where all channels of a piece lie, and which exist: the first of each pair, and then the second."""
     SIZE: tl.constexpr = END - BEGIN
     column = tl.arange(0, 2 * SIZE)
     pair = BEGIN + column % SIZE
-    to = pair // PAIRS * (2 * PAIRS) + pair % PAIRS + column // SIZE * PAIRS
-    total = tl.zeros((ROWS, 2 * SIZE), tl.float32)
-    for step in tl.static_range(len(factors)):
+    return pair // PAIRS * (2 * PAIRS) + pair % PAIRS + column // SIZE * PAIRS, pair < WIDTH // 2
+
+
+@triton.jit
+def _apart(x):
+    """First and second channels of a piece; what belongs together lies in one thread."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _tiles(
+    matrix, BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr
+):
+    """What makes a piece in the matrix of a head, STEP channels of what it takes at a time."""
+    to, real = _both(BEGIN, END, WIDTH, PAIRS)
+    tiles = ()
+    for step in tl.static_range((WIDTH + STEP - 1) // STEP):
         channel = step * STEP + tl.arange(0, STEP)
-        there = (channel < WIDTH)[:, None] & (pair < WIDTH // 2)[None, :]
-        tile = tl.load(matrix + to[None, :] * WIDTH + channel[:, None], mask=there, other=0.0)
-        total = tl.dot(factors[step], tile, total, input_precision=PRECISION)
-    return tl.split(tl.permute(tl.reshape(total, (ROWS, 2, SIZE)), (0, 2, 1)))
+        there = (channel < WIDTH)[:, None] & real[None, :]
+        tiles += (tl.load(matrix + to[None, :] * WIDTH + channel[:, None], mask=there, other=0.0),)
+    return tiles
+
+
+@triton.jit
+def _product(factors, tiles, PRECISION: tl.constexpr):
+    """First and second channels of a piece, from one product."""
+    total = tl.zeros((factors[0].shape[0], tiles[0].shape[1]), tl.float32)
+    for step in tl.static_range(len(factors)):
+        total = tl.dot(factors[step], tiles[step], total, input_precision=PRECISION)
+    return _apart(total)
 
 
 @triton.jit
 def _head(
-    factors, matrix, here, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr,
-    STEP: tl.constexpr, PRECISION: tl.constexpr,
+    factors, matrix, here, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The projected channels of a head, multiplied or read: the first and the second of each pair, tiles by piece."""
     a, b = (), ()
     for piece in tl.static_range(len(EDGES) - 1):
         if STEP:
-            first, second = _product(
-                factors, matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, ROWS, STEP, PRECISION
-            )
+            tiles = _tiles(matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP)
+            first, second = _product(factors, tiles, PRECISION)
         else:
             channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
             at, there = here[:, None] + channel[None, :], exists[:, None] & real[None, :]
@@ -313,8 +366,8 @@ def _mean(a, b, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _normal(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.constexpr):
-    """A head normalized, and one over its spread."""
+def _centered(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.constexpr):
+    """A head less its mean, and one over its spread."""
     mean = _mean(a, b, WIDTH)
     p, q, squares_p, squares_q = (), (), (), ()
     for piece in tl.static_range(len(a)):
@@ -326,12 +379,63 @@ def _normal(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.constexp
         q += (second,)
         squares_p += (first * first,)
         squares_q += (second * second,)
-    inverse = tl.rsqrt(_mean(squares_p, squares_q, WIDTH) + EPSILON)
-    a, b = (), ()
-    for piece in tl.static_range(len(p)):
-        a += (p[piece] * inverse,)
-        b += (q[piece] * inverse,)
-    return a, b, inverse
+    return p, q, tl.rsqrt(_mean(squares_p, squares_q, WIDTH) + EPSILON)
+
+
+@triton.jit
+def _made(
+    a, b, inverse, gains, c, s, w, TURNED: tl.constexpr, AFFINE: tl.constexpr, WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """A head of a part as the product takes it, from centered channels; factors in a row are multiplied first."""
+    p, q = (), ()
+    for piece in tl.static_range(len(a)):
+        if AFFINE:
+            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+            gain = gains + channel
+            first = a[piece] * inverse * tl.load(gain, mask=real, other=0.0).to(tl.float32)[None, :]
+            second = b[piece] * inverse * tl.load(gain + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
+            first += tl.load(gain + WIDTH, mask=real, other=0.0).to(tl.float32)[None, :]
+            second += tl.load(gain + WIDTH + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
+            first, second = first * w, second * w
+        else:
+            first, second = a[piece] * (inverse * w), b[piece] * (inverse * w)
+        if TURNED:
+            first, second = first * c[piece] - second * s[piece], second * c[piece] + first * s[piece]
+        p += (first,)
+        q += (second,)
+    return p, q
+
+
+@triton.jit
+def _made_back(
+    g, h, a, b, inverse, of_gains, gains, c, s, w, NORMALIZED: tl.constexpr, TURNED: tl.constexpr,
+    AFFINE: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """From the gradient of a part to that of its projection, with the sums for the gradients of factors and shifts."""
+    if TURNED:
+        p, q = (), ()
+        for piece in tl.static_range(len(g)):
+            p += (g[piece] * c[piece] + h[piece] * s[piece],)
+            q += (h[piece] * c[piece] - g[piece] * s[piece],)
+        g, h = p, q
+    if AFFINE:
+        of_gains = _added(of_gains, g, h, a, b, w, w * inverse)
+        g, h = _scaled(g, gains, WIDTH, PAIRS, EDGES), _scaled(h, gains + PAIRS, WIDTH, PAIRS, EDGES)
+    if NORMALIZED:
+        g, h = _straight(g, h, a, b, inverse, w, WIDTH)
+    else:
+        g, h = _times(g, w), _times(h, w)
+    return g, h, of_gains
+
+
+@triton.jit
+def _times(g, factor):
+    """Times the factors of the points."""
+    tiles = ()
+    for piece in tl.static_range(len(g)):
+        tiles += (g[piece] * factor,)
+    return tiles
 
 
 @triton.jit
@@ -382,36 +486,30 @@ def _arrange_part(
     EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
     """All heads of one part."""
+    one = tl.full((ROWS, 1), 1.0, tl.float32)
+    if not WEIGHTED:
+        w = one
     for head in tl.range(HEADS, num_stages=STAGES):
+        inverse = one
         a, b = _head(
             factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
-            WIDTH, PAIRS, ROWS, EDGES, STEP, PRECISION,
+            WIDTH, PAIRS, EDGES, STEP, PRECISION,
         )  # fmt: skip
         if NORMALIZED:
-            a, b, _ = _normal(a, b, WIDTH, EDGES, EPSILON)
+            a, b, inverse = _centered(a, b, WIDTH, EDGES, EPSILON)
+        p, q = _made(a, b, inverse, gains, c, s, w, TURNED, NORMALIZED and AFFINE, WIDTH, PAIRS, EDGES)
         to = result + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-        for piece in tl.static_range(len(a)):
-            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-            p, q = a[piece], b[piece]
-            if NORMALIZED and AFFINE:
-                gain = gains + channel
-                p = p * tl.load(gain, mask=real, other=0.0).to(tl.float32)[None, :]
-                q = q * tl.load(gain + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-                p += tl.load(gain + WIDTH, mask=real, other=0.0).to(tl.float32)[None, :]
-                q += tl.load(gain + WIDTH + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-            if TURNED:
-                p, q = p * c[piece] - q * s[piece], q * c[piece] + p * s[piece]
-            if WEIGHTED:
-                p, q = p * w, q * w
-            _store(to, p, q, channel, real, exists, PAIRS)
+        _store(to, p, q, exists, WIDTH, PAIRS, EDGES)
 
 
 @triton.jit
-def _store(to, p, q, channel, real, exists, PAIRS: tl.constexpr):
-    """Both tiles of a piece."""
-    at, there = to[:, None] + channel[None, :], exists[:, None] & real[None, :]
-    tl.store(at, p.to(to.dtype.element_ty), mask=there)
-    tl.store(at + PAIRS, q.to(to.dtype.element_ty), mask=there)
+def _store(to, p, q, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
+    """All tiles of a head."""
+    for piece in tl.static_range(len(p)):
+        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+        at, there = to[:, None] + channel[None, :], exists[:, None] & real[None, :]
+        tl.store(at, p[piece].to(to.dtype.element_ty), mask=there)
+        tl.store(at + PAIRS, q[piece].to(to.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -423,7 +521,7 @@ def _arrange_back(
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
     GAINS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
     ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    EPSILON: tl.constexpr, NEEDED: tl.constexpr,
+    EPSILON: tl.constexpr, NEEDED: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
@@ -435,7 +533,7 @@ def _arrange_back(
         s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
     if STEP:
         factors = _factors(here, exists, WIDTH, STEP)
-    out = result + (sample * points + row) * (PARTS * HEADS * WIDTH)
+    out = result + (sample * points + row) * (ALL * HEADS * WIDTH)
     sums += tl.program_id(0).to(tl.int64) * (GAINS * 2 * WIDTH)
     for part in tl.static_range(PARTS):
         _arrange_part_back(
@@ -456,54 +554,57 @@ def _arrange_part_back(
     ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
     EPSILON: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of all heads of one part: a turn goes back, and a norm takes its two directions out."""
+    """The gradient of all heads of one part."""
     of_gains = _no_sums(EDGES)
+    one = tl.full((ROWS, 1), 1.0, tl.float32)
+    if not WEIGHTED:
+        w = one
     for head in tl.range(HEADS, num_stages=STAGES):
-        scale = tl.full((ROWS, 1), 1.0, tl.float32)  # the factors that all channels of a point have in common
-        if WEIGHTED:
-            scale = w
-        if NORMALIZED and NEEDED:
-            a, b = _head(
-                factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
-                WIDTH, PAIRS, ROWS, EDGES, STEP, PRECISION,
+        inverse = one
+        g, h = _no_tiles(ROWS, EDGES), _no_tiles(ROWS, EDGES)
+        if NEEDED:
+            a, b = g, h
+            if NORMALIZED:
+                a, b = _head(
+                    factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
+                    WIDTH, PAIRS, EDGES, STEP, PRECISION,
+                )  # fmt: skip
+                a, b, inverse = _centered(a, b, WIDTH, EDGES, EPSILON)
+            come = gradient + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
+            g, h = _head((), matrix, come, exists, WIDTH, PAIRS, EDGES, 0, PRECISION)
+            g, h, of_gains = _made_back(
+                g, h, a, b, inverse, of_gains, gains, c, s, w,
+                NORMALIZED, TURNED, NORMALIZED and AFFINE, WIDTH, PAIRS, EDGES,
             )  # fmt: skip
-            a, b, inverse = _normal(a, b, WIDTH, EDGES, EPSILON)
-            scale = scale * inverse
-        g, h = (), ()
-        come = gradient + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-        for piece in tl.static_range(len(EDGES) - 1):
-            p = tl.zeros((ROWS, EDGES[piece + 1] - EDGES[piece]), tl.float32)
-            q = p
-            if NEEDED:
-                channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-                at, there = come[:, None] + channel[None, :], exists[:, None] & real[None, :]
-                p = tl.load(at, mask=there, other=0.0).to(tl.float32) * scale
-                q = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32) * scale
-                if TURNED:
-                    p, q = p * c[piece] + q * s[piece], q * c[piece] - p * s[piece]
-            g += (p,)
-            h += (q,)
-        if NORMALIZED and NEEDED:
-            if AFFINE:
-                of_gains = _added(of_gains, g, h, a, b, 1 / inverse)
-                g, h = _scaled(g, gains, WIDTH, PAIRS, EDGES), _scaled(h, gains + PAIRS, WIDTH, PAIRS, EDGES)
-            g, h = _straight(g, h, a, b, WIDTH)
-        for piece in tl.static_range(len(EDGES) - 1):
-            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-            _store(out + head * WIDTH, g[piece], h[piece], channel, real, exists, PAIRS)
+        _store(out + head * WIDTH, g, h, exists, WIDTH, PAIRS, EDGES)
     if AFFINE and NORMALIZED:
-        for piece in tl.static_range(len(EDGES) - 1):
-            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-            gain_a, gain_b, shift_a, shift_b = of_gains[piece]
-            tl.store(sums + channel, gain_a, mask=real)
-            tl.store(sums + channel + PAIRS, gain_b, mask=real)
-            tl.store(sums + channel + WIDTH, shift_a, mask=real)
-            tl.store(sums + channel + WIDTH + PAIRS, shift_b, mask=real)
+        _store_gains(sums, of_gains, WIDTH, PAIRS, EDGES)
 
 
 @triton.jit
-def _straight(g, h, a, b, WIDTH: tl.constexpr):
-    """A gradient g, h without what would move or stretch together all channels of a head, a and b when normalized.
+def _no_tiles(ROWS: tl.constexpr, EDGES: tl.constexpr):
+    """Zeros for half of the channels of a head."""
+    tiles = ()
+    for piece in tl.static_range(len(EDGES) - 1):
+        tiles += (tl.zeros((ROWS, EDGES[piece + 1] - EDGES[piece]), tl.float32),)
+    return tiles
+
+
+@triton.jit
+def _store_gains(sums, of_gains, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
+    """The sums of one part, for factors and then for shifts."""
+    for piece in tl.static_range(len(EDGES) - 1):
+        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+        gain_a, gain_b, shift_a, shift_b = of_gains[piece]
+        tl.store(sums + channel, gain_a, mask=real)
+        tl.store(sums + channel + PAIRS, gain_b, mask=real)
+        tl.store(sums + channel + WIDTH, shift_a, mask=real)
+        tl.store(sums + channel + WIDTH + PAIRS, shift_b, mask=real)
+
+
+@triton.jit
+def _straight(g, h, a, b, inverse, w, WIDTH: tl.constexpr):
+    """Back through a norm: a gradient without what would move or stretch together all channels of a head, a and b.
 
     The two sums are taken as one: so the gradient is dealt out to the threads as the product is, and not twice.
     """
@@ -511,10 +612,12 @@ def _straight(g, h, a, b, WIDTH: tl.constexpr):
     for piece in tl.static_range(1, len(g)):
         total += tl.sum(tl.join(g[piece] + h[piece], g[piece] * a[piece] + h[piece] * b[piece]), 1)
     mean, along = tl.split(total / WIDTH)
+    scale = w * inverse
+    mean, along = mean[:, None] * scale, along[:, None] * (scale * inverse * inverse)
     p, q = (), ()
     for piece in tl.static_range(len(g)):
-        p += (g[piece] - mean[:, None] - a[piece] * along[:, None],)
-        q += (h[piece] - mean[:, None] - b[piece] * along[:, None],)
+        p += (g[piece] * scale - mean - a[piece] * along,)
+        q += (h[piece] * scale - mean - b[piece] * along,)
     return p, q
 
 
@@ -539,16 +642,16 @@ def _no_sums(EDGES: tl.constexpr):
 
 
 @triton.jit
-def _added(sums, g, h, a, b, spread):
+def _added(sums, g, h, a, b, of_shift, of_gain):
     """Sums over points for the gradients of factors and shifts, by piece, with those of one more head.
 
-    The gradient g, h comes divided by the spread.
+    The gradient g, h and the centered channels a, b lack the factors of the points that come last.
     """
     found = ()
     for piece in tl.static_range(len(g)):
         gain_a, gain_b, shift_a, shift_b = sums[piece]
-        p, q = g[piece] * spread, h[piece] * spread
-        gain_a, gain_b = gain_a + tl.sum(p * a[piece], 0), gain_b + tl.sum(q * b[piece], 0)
-        shift_a, shift_b = shift_a + tl.sum(p, 0), shift_b + tl.sum(q, 0)
+        p, q = g[piece], h[piece]
+        gain_a, gain_b = gain_a + tl.sum(p * a[piece] * of_gain, 0), gain_b + tl.sum(q * b[piece] * of_gain, 0)
+        shift_a, shift_b = shift_a + tl.sum(p * of_shift, 0), shift_b + tl.sum(q * of_shift, 0)
         found += ((gain_a, gain_b, shift_a, shift_b),)
     return found

@@ -73,6 +73,7 @@ def calls(monkeypatch) -> Calls:
         return original(self, x, matrix, parts, *others)
 
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
+    monkeypatch.setattr(attention, "fused_sums", lambda device: False)  # another kernel, which has tests of its own
     monkeypatch.setattr(Attention, "_arranged_on_chip", counted)
     return found
 
@@ -463,6 +464,7 @@ from oformer.nn import attention
 from oformer.nn.rotary import Rotary
 
 switches.fused_kernels = lambda device: True
+attention.fused_sums = lambda device: False
 device = "cuda" if torch.cuda.is_available() else "cpu"
 layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
 

@@ -1,0 +1,328 @@
+"""The kernel that sums over points against the plain code. Without a GPU, Triton's interpreter runs it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oformer.nn import attention
+from oformer.nn.attention import Attention
+from oformer.nn.rotary import Rotary
+from oformer.nn.sums import points_split
+from tests.nn import test_attention_kernels as arranging
+from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
+
+kernels = pytest.importorskip("oformer.nn.attention_sums_kernels", exc_type=ImportError)
+bfloat16_products = arranging.bfloat16_products
+
+POINTS = 37 if DEVICE.type == "cpu" else 150  # see below
+# Coordinates (0: no rotary encoding), width and heads. 96 has pieces of 32 and 16 pairs; 24 and 40 leave some empty.
+# On a GPU, where exact products of so many channels take a minute to compile, it has its turn in half precision.
+SHAPES = ((0, 16, 2), (1, 40, 1), (2, 96 if DEVICE.type == "cpu" else 32, 2), (3, 24, 3))
+
+
+@pytest.fixture(autouse=True)
+def several_programs(monkeypatch):
+    """Three blocks, of which the last is not full, in two programs for each sample and head, or more."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(kernels, "_ROWS", 16)
+        monkeypatch.setattr("oformer.nn.attention_kernels._ROWS", 16)
+    monkeypatch.setattr(kernels, "_PROGRAMS", 2 * BATCH * 3)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """The number of parts of each call of the kernel, which is used on any device and for float32, too."""
+    found = []
+    original = Attention._summed_on_chip
+
+    def counted(self, x, matrix, parts, *others):
+        found.append(len(parts))
+        return original(self, x, matrix, parts, *others)
+
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
+    monkeypatch.setattr(attention, "rounded_products", lambda: True)
+    monkeypatch.setattr(Attention, "_sums_on_chip", lambda self, x: True)
+    monkeypatch.setattr(Attention, "_summed_on_chip", counted)
+    return found
+
+
+class Case:
+    """The inside of one layer: keys and values, and perhaps queries, plainly multiplied or summed by the kernel."""
+
+    def __init__(self, norm: str, dim: int, width: int, heads: int, names: str = "qkv"):
+        self.layer = attention_layer("galerkin", norm, dim, width, heads)
+        self.parts = tuple(self.layer._part(name) for name in names)
+        self.x = 0.5 + torch.randn(BATCH, POINTS, width, device=DEVICE)
+        self.matrix = torch.randn(len(names) * heads * width, width, device=DEVICE) / width**0.5
+        self.coords = torch.rand(BATCH, POINTS, max(dim, 1), device=DEVICE)
+        self.weights = quadrature(POINTS)
+
+    def run(self, fused: bool, x: Tensor, matrix: Tensor) -> list[Tensor]:
+        """The queries, if any, and the sum."""
+        tables = None if self.layer.rotary is None else self.layer.rotary.tables(self.coords)
+        if fused:
+            return self.layer._summed_on_chip(x, matrix, self.parts, tables, self.weights)
+        projected = (x @ matrix.mT).unflatten(-1, (len(self.parts), self.layer.heads, -1))
+        *queries, k, v = self.layer._arranged(projected, self.parts, tables, self.weights)
+        return [*queries, k.mT @ v]
+
+    def results(self, fused: bool, directions: list[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+        """What is made; and the gradients of points, matrix and gains of norms."""
+        x, matrix = (tensor.detach().requires_grad_() for tensor in (self.x, self.matrix))
+        made = self.run(fused, x, matrix)
+        pairs = [(y, g.to(y.dtype)) for y, g in zip(made, directions, strict=True) if g is not None]
+        affine = [p for part in self.parts if part.normalized for p in self.layer.normalize[part.name].parameters()]
+        leaves = [x, matrix, *affine]
+        return made, list(torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs]))
+
+    def directions(self) -> list[Tensor | None]:
+        """Gradients of what is made."""
+        width, heads = self.x.shape[-1], self.layer.heads
+        queries = [(BATCH, POINTS, heads, width)] * (len(self.parts) - 2)
+        return [torch.randn(*shape, device=DEVICE) for shape in (*queries, (BATCH, heads, width, width))]
+
+    def check(self, directions: list[Tensor | None] | None = None) -> None:
+        """Same values, same gradients."""
+        directions = directions or self.directions()
+        both = [self.results(chosen, directions) for chosen in (True, False)]
+        for got, expected in zip(*([*made, *gradients] for made, gradients in both), strict=True):
+            close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [*(("layernorm", shape) for shape in SHAPES), ("channels", SHAPES[2]), ("none", SHAPES[1])],
+    ids=str,
+)
+def test_values_and_gradients_are_the_plain_ones(norm, shape):
+    Case(norm, *shape).check()
+
+
+def test_keys_and_values_without_queries():
+    Case("layernorm", 2, 16, 2, "kv").check()
+
+
+def test_programs_share_the_points_however_many_there_are(monkeypatch):
+    for programs in (1, 10**6):
+        monkeypatch.setattr(kernels, "_PROGRAMS", programs)
+        Case("channels", 2, 16, 2).check()
+
+
+def test_no_points_at_all():
+    """As one of several processes may have it."""
+    case = Case("channels", 2, 16, 2)
+    case.x, case.coords, case.weights = (t[:, :0] for t in (case.x, case.coords, case.weights))
+    queries, seen = case.run(True, case.x, case.matrix)
+    assert queries.shape == (BATCH, 0, 2, 16)
+    assert seen.shape == (BATCH, 2, 16, 16)
+    assert not seen.any()
+
+
+def test_padding_is_not_felt_and_has_no_gradient():
+    case = Case("channels", 2, 16, 2, "kv")
+    (expected,), (of_x, *others) = case.results(True, directions := case.directions())
+    case.x, case.coords, case.weights = (
+        torch.cat([t, far * torch.randn_like(t[:, :15])], 1)
+        for t, far in ((case.x, 1e3), (case.coords, 50.0), (case.weights, 0.0))
+    )
+    (found,), (with_padding, *of_others) = case.results(True, directions)
+    close(found, expected)
+    close(with_padding[:, :POINTS], of_x)
+    assert not with_padding[:, POINTS:].any()
+    for got, wanted in zip(of_others, others, strict=True):
+        close(got, wanted)
+
+
+def test_what_samples_share_is_read_where_it_lies():
+    case = Case("channels", 2, 16, 2)
+    case.coords, case.weights = case.coords[:1].expand(BATCH, -1, -1), case.weights[:1].expand(BATCH, -1)
+    case.check()
+    case.x = case.x[:1].expand_as(case.x)
+    case.check()
+
+
+def test_views_are_read_as_what_they_show():
+    case = Case("channels", 2, 16, 2)
+    wide = torch.randn(BATCH, POINTS + 3, 32, device=DEVICE)
+    for view in (wide[:, 2:-1, 5:21], wide[:, 2:-1, ::2], wide[:, 3:, 16:].mT.contiguous().mT):
+        assert not view[0].is_contiguous()
+        case.x, case.matrix = view, case.matrix.mT.contiguous().mT
+        case.check()
+
+
+def test_gradients_may_be_absent_or_lie_otherwise():
+    case = Case("layernorm", 2, 16, 2)
+    q, seen = case.directions()
+    assert seen is not None
+    case.check([q, seen.mT.contiguous().mT])
+    case.check([None, seen])
+    *_, alone = case.results(True, [q, None])
+    of_x, of_matrix, *gains = alone
+    assert of_x.any()
+    assert of_matrix[:32].any()
+    assert not any(gradient.any() for gradient in (of_matrix[32:], *gains))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("norm", ["channels", "layernorm"])
+def test_half_precision_rounds_the_factors_of_products_alone(norm, dtype):
+    case = Case(norm, 2, 96, 2)
+    case.x, case.matrix = case.x.to(dtype), case.matrix.to(dtype)
+    directions = case.directions()
+    made, gradients = case.results(True, directions)
+    case.x, case.matrix = case.x.float(), case.matrix.float()
+    exact, expected = case.results(False, directions)
+    step = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and DEVICE.type == "cpu" else 2)
+    assert [y.dtype for y in made] == [dtype, torch.float32]
+    for got, wanted in zip([*made, *gradients], [*exact, *expected], strict=True):
+        assert (got.float() - wanted).norm() < 2 * step * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("cross", "shared", "heads"),
+    [(False, False, 2), (True, False, 1), (True, True, 2)],
+    ids=["self", "cross, one head", "cross, shared grid"],
+)
+@pytest.mark.parametrize("norm", ["layernorm", "none"])
+def test_a_whole_layer_is_the_plain_one(monkeypatch, calls, norm, cross, shared, heads):
+    layer, operands = attention_layer("galerkin", norm, 2, 16, heads), sides(cross, shared=shared)
+    fused = arranging.with_gradients(layer, operands)
+    assert calls == ([2] if cross else [3])
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
+    for got, expected in zip(fused, arranging.with_gradients(layer, operands), strict=True):
+        assert expected.abs().max() > 1e-4
+        close(got, expected)
+    assert len(calls) == 1
+
+
+def test_a_source_that_all_samples_share_is_summed_once(monkeypatch, calls):
+    layer, (queries, source) = attention_layer("galerkin", "channels", 2, 16, 2), sides(cross=True)
+    batches = []
+    original = kernels.summed
+
+    def seen(x, *others):
+        batches.append(x.shape[0])
+        return original(x, *others)
+
+    monkeypatch.setattr(kernels, "summed", seen)
+    operands = [queries, tuple(t[:1].expand_as(t) for t in source)]
+    fused = arranging.with_gradients(layer, operands)
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
+    for got, expected in zip(fused, arranging.with_gradients(layer, operands), strict=True):
+        close(got, expected)
+    assert batches == [1]
+
+
+def test_a_whole_layer_under_autocast(monkeypatch, calls):
+    layer, operands = attention_layer("galerkin", "channels", 2, 16, 2), sides(cross=False)
+    exact = arranging.with_gradients(layer, operands)
+    with torch.autocast(DEVICE.type, torch.float16):
+        fused = arranging.with_gradients(layer, operands)
+        monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
+        plain = arranging.with_gradients(layer, operands)
+    assert len(calls) == 2
+    for one, got, expected in zip(fused, plain, exact, strict=True):
+        assert one.dtype == got.dtype
+        size = expected.norm()
+        assert (one - expected).norm() < 1.2 * (got - expected).norm() + 1e-3 * size
+        assert (got - expected).norm() < 0.01 * size
+
+
+def test_sums_over_points_that_come_in_chunks(calls):
+    layer, ((x, coords, weights),) = attention_layer("galerkin", "channels", 2, 16, 2), sides(cross=False)
+    found = []
+
+    def keep(part: Tensor) -> Tensor:
+        found.append(part)
+        return part
+
+    with points_split(keep):
+        call(layer, [(x, coords, weights)])
+        for part in (slice(0, 9), slice(9, None)):
+            call(layer, [(x[:, part], coords[:, part], weights[:, part])])
+    whole, first, second = found
+    assert whole.dtype == torch.float32
+    close(first + second, whole)
+    assert len(calls) == 3
+
+
+def test_it_is_used_for_16_bits_and_narrow_heads_on_hopper(monkeypatch):
+    used = []
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
+    monkeypatch.setattr(attention, "fused_sums", lambda device: True)
+    original = Attention._summed_on_chip
+    monkeypatch.setattr(
+        Attention, "_summed_on_chip", lambda self, *inputs: used.append(len(inputs[2])) or original(self, *inputs)
+    )
+
+    def sums(kind: str, norm: str, width: int, dtype: torch.dtype | None) -> bool:
+        used.clear()
+        with torch.no_grad(), torch.autocast(DEVICE.type, dtype, enabled=dtype is not None):
+            call(attention_layer(kind, norm, 2, width, 1), sides(cross=False, width=width))
+        return bool(used)
+
+    half = torch.float16
+    assert sums("galerkin", "channels", 96, half)
+    assert sums("galerkin", "none", 96, torch.bfloat16)
+    assert sums("galerkin", "layernorm", 64, half)
+    assert not sums("galerkin", "layernorm", 80, half)
+    assert not sums("galerkin", "channels", 112, half)
+    assert not sums("fourier", "channels", 16, half)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert not sums("galerkin", "channels", 16, None)
+    monkeypatch.undo()
+    assert not attention.fused_sums(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert attention.fused_sums(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not attention.fused_sums(torch.device("cuda", 0))
+
+
+def test_the_operator_keeps_what_torch_asks_of_operators():
+    x, matrix = (torch.randn(*shape, 8, device=DEVICE, requires_grad=True) for shape in ((2, 5), (48,)))
+    gains = nn.Parameter(torch.randn(2, 2, 8, device=DEVICE))
+    tables = Rotary(1, 8).to(DEVICE).tables(torch.rand(2, 5, 1, device=DEVICE))
+    torch.library.opcheck(kernels.summed, (x, matrix, *tables, quadrature(5), gains, 3, True, 1, 1e-5))
+    torch.library.opcheck(kernels.summed, (x, matrix, None, None, quadrature(5), None, 2, False, 1, 1e-5))
+
+
+COMPILED = """
+import torch
+from oformer import switches
+from oformer.nn import attention
+from oformer.nn.rotary import Rotary
+
+switches.fused_kernels = lambda device: True
+torch.cuda.get_device_capability = lambda device: (9, 0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+attention.Attention._sums_on_chip = lambda self, x: True
+layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
+
+def look(graph, inputs):
+    graphs.append(graph)
+    return aot_eager(graph, inputs)
+
+aot_eager = torch._dynamo.lookup_backend("aot_eager")
+x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
+x.requires_grad_()
+compiled = torch.compile(layer, backend=look, dynamic=False, fullgraph=True)
+with torch.autocast(device, torch.float16):
+    results = []
+    for function in (layer, compiled):
+        out = function(x, coords, weights[..., 0])
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])])
+for one, other in zip(*results, strict=True):
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+print(*(node.target for graph in graphs for node in graph.graph.nodes))
+"""
+
+
+def test_a_compiled_layer_keeps_it_whole():
+    """Without the shape checks, which cannot compile."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("oformer.summed.default") == 1
+    assert not any(name in done.stdout for name in ("arranged", "layer_norm", "linear"))
