@@ -1,15 +1,19 @@
 """Whether fused GPU kernels are used: automatic where they can run, and off for a whole process by one setting.
 
-`OFORMER_FUSED=0` in the environment selects the plain code everywhere.
+`OFORMER_FUSED=0` in the environment selects the plain code everywhere. What kernels have to know beside the device, the
+type of products and whether a model is exported, is asked here too.
 """
 
 import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def fused_kernels(device: torch.device) -> bool:
@@ -32,3 +36,29 @@ def kernels_on(device: torch.device, module: str) -> ModuleType | None:
     except ImportError as error:
         warnings.warn(f"{module} needs Triton 3.6 or a like one; using plain code ({error})", stacklevel=3)
         return None
+
+
+def constant_when_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have torch.compile take what a function answers for given.
+
+    `torch.compiler.assume_constant_result` does the same, and loads the compiler here and now, which takes seconds.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+@constant_when_compiling  # it is none, but torch.compile watches the precision, and compiles again where it changes
+def rounded_products() -> bool:
+    """Whether products of float32 numbers may round their factors, and so use tensor cores."""
+    return torch.get_float32_matmul_precision() != "highest"
+
+
+def type_of_products(x: Tensor) -> torch.dtype:
+    """What the factors of a product with x are rounded to, as autocast says."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def exporting() -> bool:
+    """Whether a model is being exported, which knows no kernels. Before torch 2.12 any compiler says so."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()

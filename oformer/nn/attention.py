@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.nn.rotary import Rotary, Tables, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
-from oformer.switches import kernels_on
+from oformer.switches import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -178,37 +178,21 @@ class Part(NamedTuple):
     heads_first: bool  # (batch, heads, points, width), contiguous; or (batch, points, heads, width)
 
 
+@constant_when_compiling
 def fused_arrangement(device: torch.device) -> bool:
     """Whether a device has the kernel that leads to the products."""
     return _fused_arrangement(device)
 
 
+@constant_when_compiling
 def fused_sums(device: torch.device) -> bool:
     """Whether such a device also sums over points in a kernel, which fills registers and memory of a Hopper GPU."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def rounded_products() -> bool:
-    """Whether products of float32 numbers may round their factors, and so use tensor cores."""
-    return torch.get_float32_matmul_precision() != "highest"
-
-
-# What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
-# The precision is no constant, but torch.compile watches it, and compiles again where it changes.
-fused_arrangement._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-fused_sums._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-rounded_products._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
 @functools.cache  # apart from the above, since torch.compile would look through it and warn
 def _fused_arrangement(device: torch.device) -> bool:
     return kernels_on(device, "oformer.nn.attention_kernels") is not None
-
-
-def _type_of_products(x: Tensor) -> torch.dtype:
-    """What autocast rounds the factors of a product to."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class Attention(nn.Module):
@@ -286,7 +270,7 @@ class Attention(nn.Module):
         if not self._fits_on_chip(x, weights):
             found = self._arranged(once_per_grid(heads, x), parts, tables, weights)
         elif self._projects_on_chip(x):
-            kind = _type_of_products(x)
+            kind = type_of_products(x)
             make = self._summed_on_chip if "v" in names and self._sums_on_chip(x) else self._arranged_on_chip
             found = make(x.to(kind), matrix.to(kind), parts, tables, weights)
         else:
@@ -374,9 +358,7 @@ class Attention(nn.Module):
         fits = KINDS[self.kind].linear and self.norm not in ("points", "points-detached")
         if not fits or x.shape[-1] % 2 or x.dtype == torch.float64 or weights.requires_grad:
             return False
-        # Before torch 2.12 a compiler says that it exports.
-        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-        return not exporting and fused_arrangement(x.device)
+        return not exporting() and fused_arrangement(x.device)
 
     def _projects_on_chip(self, x: Float[Tensor, "batch points width"]) -> bool:
         """Whether the kernel multiplies by the matrices as well, and again for the gradient.
@@ -384,7 +366,7 @@ class Attention(nn.Module):
         It needs tensor cores, which round. Up to 128 channels that is less work than writing the projection and reading
         it twice; wider heads do not fit into the registers. What all samples share is projected once for all.
         """
-        rounded = _type_of_products(x) != torch.float32 or rounded_products()
+        rounded = type_of_products(x) != torch.float32 or rounded_products()
         return rounded and x.shape[-1] <= 128 and not expanded(x)
 
     def _sums_on_chip(self, x: Float[Tensor, "batch points width"]) -> bool:
@@ -394,7 +376,7 @@ class Attention(nn.Module):
         channels; or for 64, where norms have gains, whose gradients are sums as well.
         """
         narrow = x.shape[-1] <= (64 if self.norm == "layernorm" else 96)
-        return narrow and _type_of_products(x).itemsize == 2 and fused_sums(x.device)
+        return narrow and type_of_products(x).itemsize == 2 and fused_sums(x.device)
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:

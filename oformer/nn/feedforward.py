@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oformer.switches import kernels_on
+from oformer.switches import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
 
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
@@ -116,7 +116,7 @@ class GatedGELU(nn.Module):
         seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
         gate, out = self.gate, self.out
         return gated_residual(
-            x, gain, shift, gate.weight, gate.bias, out.weight, out.bias, seed, dropout, epsilon, _product_type(x)
+            x, gain, shift, gate.weight, gate.bias, out.weight, out.bias, seed, dropout, epsilon, type_of_products(x)
         )
 
     def fits_on_chip(self, x: Float[Tensor, "*batch width"]) -> bool:
@@ -125,9 +125,7 @@ class GatedGELU(nn.Module):
             return False
         if x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type):
             return False  # a norm would return to float32
-        # Before torch 2.12 a compiler says that it exports.
-        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-        return not exporting and fused_feedforward(x.device, x.shape[-1], _product_type(x))
+        return not exporting() and fused_feedforward(x.device, x.shape[-1], type_of_products(x))
 
 
 def feed_forward(
@@ -140,23 +138,14 @@ def feed_forward(
     return r + network(r)
 
 
+@constant_when_compiling
 def fused_feedforward(device: torch.device, width: int, dtype: torch.dtype) -> bool:
     """Whether a device has the kernel for points of a width and products of a type: float32 as TF32 only."""
     kernels = _kernels(device)
-    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    exact = dtype == torch.float32 and not rounded_products()
     return kernels is not None and not exact and kernels.supported(device, width, dtype)
-
-
-# What torch.compiler.assume_constant_result does, which would load the compiler here and now, and that takes seconds.
-fused_feedforward._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache
 def _kernels(device: torch.device) -> ModuleType | None:
     return kernels_on(device, "oformer.nn.feedforward_kernels")
-
-
-def _product_type(x: Tensor) -> torch.dtype:
-    """What the factors of products are rounded to."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -36,23 +36,6 @@ def several_programs(monkeypatch):
     monkeypatch.setattr(kernels, "_ROWS", 16 if DEVICE.type == "cpu" else kernels._ROWS)
 
 
-@pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch):
-    """Triton's interpreter multiplies the bits of bfloat16 numbers; have it multiply the numbers."""
-    if DEVICE.type == "cuda":
-        return
-    from triton import language
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    original = InterpreterBuilder.create_dot
-
-    def create_dot(self, a, b, *others):
-        a, b = (self.create_fp_ext(x, language.float32) if x.dtype == language.bfloat16 else x for x in (a, b))
-        return original(self, a, b, *others)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
-
-
 class Calls(list[int]):
     """The number of parts of each call of the kernel, and whether it multiplied."""
 

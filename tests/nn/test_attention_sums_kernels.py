@@ -15,7 +15,6 @@ from tests.nn import test_attention_kernels as arranging
 from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
 
 kernels = pytest.importorskip("oformer.nn.attention_sums_kernels", exc_type=ImportError)
-bfloat16_products = arranging.bfloat16_products
 
 POINTS = 37 if DEVICE.type == "cpu" else 150  # see below
 # Coordinates (0: no rotary encoding), width and heads. 96 has pieces of 32 and 16 pairs; 24 and 40 leave some empty.

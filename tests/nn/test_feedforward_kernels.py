@@ -32,21 +32,6 @@ def several_programs(monkeypatch):
         monkeypatch.setattr(kernels, "_ROWS", 16)
 
 
-@pytest.fixture(autouse=True)
-def bfloat16_products(monkeypatch):
-    """Triton's interpreter multiplies the bits of bfloat16 numbers; have it multiply the numbers."""
-    if DEVICE.type == "cuda":
-        return
-    builder, language = pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder, kernels.tl
-    original = builder.create_dot
-
-    def create_dot(self, a, b, *others):
-        a, b = (self.create_fp_ext(x, language.float32) if x.dtype == language.bfloat16 else x for x in (a, b))
-        return original(self, a, b, *others)
-
-    monkeypatch.setattr(builder, "create_dot", create_dot)
-
-
 @pytest.fixture
 def calls(monkeypatch) -> list[torch.dtype]:
     """Have the kernels used on any device; the type of the products of each call."""
@@ -54,7 +39,7 @@ def calls(monkeypatch) -> list[torch.dtype]:
     original = GatedGELU.on_chip
 
     def counted(self, x, norm):
-        found.append(feedforward._product_type(x))
+        found.append(feedforward.type_of_products(x))
         return original(self, x, norm)
 
     monkeypatch.setattr(feedforward, "fused_feedforward", lambda device, width, dtype: True)
