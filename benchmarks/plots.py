@@ -1,4 +1,4 @@
-"""Tables and plots of docs/performance.md from a CSV file of `run.py`.
+"""Tables and plots of docs/performance.md from a CSV file of `run.py`, and one of `accuracy.py` where there is one.
 
     python benchmarks/plots.py benchmarks/reference.csv
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accuracy import HEADS, RESULTS, WORDS, Result, lines, places, read_results
 from run import FITTED, HERE, Row, exponent, read_rows
 
 from oformer.errors import InputError
@@ -24,6 +25,7 @@ from oformer.training.recipe import Recipe
 
 PAGE = HERE.parent / "docs" / "performance.md"
 UNKNOWN = "(to be measured)"
+ACCURACY = "accuracy"  # the part that `accuracy.py` fills
 SERIES = {  # of growth and horizon: name, color
     "growth-bounded": ("prediction in 2 GiB", PREDICTION),
     "growth-predict": ("prediction", SPARSE),
@@ -52,19 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite the page; the exit status is 2 where there is nothing to read or to write to."""
     parser = argparse.ArgumentParser(description="Tables and plots of the performance page.")
     parser.add_argument("rows", type=Path, nargs="?", help="a CSV file of run.py --out; without, the model alone")
+    known = RESULTS if RESULTS.exists() else None
+    parser.add_argument("--accuracy", type=Path, default=known, help="a CSV file of accuracy.py --out")
     parser.add_argument("--page", type=Path, default=PAGE, help="to be rewritten (default: docs/performance.md)")
     options = parser.parse_args(arguments)
     try:
         rows = read_rows(options.rows) if options.rows else []
-        rewrite(options.page, [row for row in rows if not row.failure])
+        results = read_results(options.accuracy) if options.accuracy else []
+        rewrite(options.page, [row for row in rows if not row.failure], results)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def rewrite(page: Path, rows: Sequence[Row]) -> None:
-    """Put tables and pictures of the rows into the page; pictures lie in `images` beside it."""
+def rewrite(page: Path, rows: Sequence[Row], results: Sequence[Result] = ()) -> None:
+    """Put tables and pictures of the rows and results into the page; pictures lie in `images` beside it."""
     if not page.is_file():
         raise InputError(f"a page at {page}", "none", "Give another with --page")
     text = page.read_text(encoding="utf-8")
@@ -72,6 +77,9 @@ def rewrite(page: Path, rows: Sequence[Row]) -> None:
         content = part(rows, page.parent / "images")
         if content is not None:
             text = replaced(text, name, content)
+    if results:
+        where = "; ".join(places(results))
+        text = replaced(text, ACCURACY, f"{where}.\n\n" + _markdown(HEADS, lines(results), words=WORDS))
     write_text(page, text)
 
 

@@ -5,7 +5,6 @@ Errors are those of the weights as they are shipped, on the test split, in physi
 
 import dataclasses
 import hashlib
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from oformer.plots.lines import Resolution
 from oformer.recipes import RECIPES
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.loop import WITHOUT_EFFECT
+from oformer.training.recipe import Recipe
 
 CARD = "card.json"
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C
@@ -202,18 +202,13 @@ def values_checksum(test: PointDataset) -> str:
     return digest.hexdigest()
 
 
-def training_command(recipe: dict[str, Any]) -> str:
-    """The command that trains a recipe, with the settings in which it differs from the named one.
-
-    Args:
-        recipe: as JSON.
-    """
-    name = recipe["name"]
+def training_command(recipe: Recipe) -> str:
+    """The command that trains a recipe, with the settings in which it differs from the named one."""
+    name = recipe.name
     if name not in RECIPES:
         return f"oformer train RECIPE.py, of your own `{name}`"
     words = ["oformer train", name]
-    # Through JSON, so that tuples compare equal to the lists that were read.
-    for where, before, after in differences(json.loads(json.dumps(to_json(RECIPES[name]))), recipe):
+    for where, before, after in differences(to_json(RECIPES[name]), to_json(recipe)):
         group, _, setting = where.rpartition(".")
         if where in ("name", "paper") or (group == "training" and setting in WITHOUT_EFFECT):
             continue
@@ -230,7 +225,7 @@ def training_command(recipe: dict[str, Any]) -> str:
 
 def _flat(value: Any) -> list[Any]:
     """The numbers and words of lists in lists, as options spell them."""
-    return [part for item in value for part in _flat(item)] if isinstance(value, list) else [value]
+    return [part for item in value for part in _flat(item)] if isinstance(value, list | tuple) else [value]
 
 
 def card_page(card: ModelCard, paper: str = "") -> str:

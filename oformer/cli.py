@@ -1,12 +1,14 @@
 """The command line: one verb per job. Nothing heavy is imported until a verb needs it."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from oformer.training.recipe import Recipe
 
 LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each call gets further
+# Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
+SILENCE = 10.0
 
 Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -730,8 +734,23 @@ COMMANDS = {
 }  # fmt: skip
 
 
+def _first_rank() -> bool:
+    """Whether this process is the one that speaks, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextlib.contextmanager
+def _said_by_first_rank() -> Iterator[None]:
+    """Keep what tyro prints to ourselves on the other ranks. Its own switch for that lets some refusals through."""
+    with contextlib.ExitStack() as stack:
+        if not _first_rank():
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        yield
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; a user's mistake prints one sentence and returns 2."""
+    """Run the command line; a user's mistake prints one sentence and returns 2, on all ranks of torchrun."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     traceback = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
@@ -748,8 +767,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InputError, SolverDiverged, TrainingDiverged, ImportError) as error:
         if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
             raise
-        print(f"oformer: {error}", file=sys.stderr)
+        if _first_rank() or not _of_all_ranks(error):
+            print(f"oformer: {error}", file=sys.stderr)
+        else:
+            time.sleep(SILENCE)
         return 2
+    except SystemExit as refused:  # by tyro, which said why
+        if refused.code and not _first_rank():
+            time.sleep(SILENCE)
+        raise
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -758,6 +784,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+@_said_by_first_rank()
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
     return tyro.cli(
@@ -768,6 +795,11 @@ def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         args=arguments,
         return_unknown_args=True,
     )
+
+
+def _of_all_ranks(error: Exception) -> bool:
+    """Whether every rank meets it: they are told the same, but each has disks and solvers of its own."""
+    return isinstance(error, (InputError, TrainingDiverged)) and not isinstance(error.__cause__, OSError)
 
 
 def _program() -> str:
@@ -784,6 +816,7 @@ def _is_extra(error: ImportError) -> bool:
     return error.name is not None and not error.name.startswith("oformer")
 
 
+@_said_by_first_rank()
 def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
     """The recipe with the settings changed that the command line names."""
     from oformer.training.recipe import Recipe

@@ -282,7 +282,7 @@ RECIPES: dict[str, Recipe] = {
         _navier_stokes("ns1", "ns1", 32_000, 1000, 200, 20, ".0104"),
         _NS2_PART,
         _plus(_NS2_PART, "the best of Table 1 at ns2-part is the Galerkin Transformer, .1399", augment=True),
-        _navier_stokes("ns2-full", "ns2", 128_000, 9800, 200, 10, ".0645"),
+        _navier_stokes("ns2-full", "ns2-many", 128_000, 9800, 200, 10, ".0645"),
         _navier_stokes("ns3", "ns3", 32_000, 1000, 200, 5, ".1705"),
         _navier_stokes("ns-mix", "ns-mix", 128_000, 10_000, 1000, 10, ".1402"),
         _ELECTRO,

@@ -265,7 +265,7 @@ def add(
             mean = Averaged(average, evaluate(operator, test, batch, recipe.problem, average).error)
     card = ModelCard(
         name=name or recipe.name,
-        command=training_command(checkpoint.recipe or {}),
+        command=training_command(recipe),
         parameters=parameter_count(operator),
         storage="float16" if half else "float32",
         precision=recipe.training.precision,

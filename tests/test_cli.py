@@ -268,6 +268,37 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(name, capsys, tmp_path, mon
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.parametrize("name", ["unknown recipe", "odd width", "unknown option", "no such verb"])
+def test_of_many_ranks_the_first_speaks(name, capsys, tmp_path, monkeypatch):
+    """The others wait until it has spoken, and exit alike."""
+    arguments = ["trian"] if name == "no such verb" else MISTAKES[name][0]
+    monkeypatch.chdir(tmp_path)
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    codes, said = [], []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        try:
+            codes.append(main(arguments))
+        except SystemExit as stop:  # tyro's own refusals
+            codes.append(stop.code)
+        shown = capsys.readouterr()
+        said.append(shown.out + shown.err)
+    assert codes == [2, 2]
+    assert said[0]
+    assert said[1] == ""
+    assert len(waited) == 1
+
+
+def test_what_only_one_rank_may_meet_is_said_by_it(capsys, tmp_path, monkeypatch):
+    """Ranks have the same arguments, but may have other disks."""
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "file").write_text("no folder")
+    small = ["--points", "64", "--solver-points", "64", "--modes", "6", "--steps", "4", "--count", "4"]
+    assert main(["generate", "burgers", *small, "--shard", "0/1", "--out", str(tmp_path / "file" / "data")]) == 2
+    assert "a place that can be written" in capsys.readouterr().err
+
+
 def _bad_input(folder: Path, name: str) -> list[str]:
     """Arguments that hand over a damaged or wrong file."""
     run, x = "outputs/burgers-demo", np.arange(8.0)[:, None]

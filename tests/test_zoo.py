@@ -19,7 +19,6 @@ from oformer import zoo
 from oformer.cards import CARD, DataRecord, ModelCard, SeedRun, other_views, read_card, training_command
 from oformer.checkpoint import WEIGHTS, load_checkpoint
 from oformer.cli import _override, main, parse
-from oformer.config import to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
 from oformer.fields import Field
@@ -561,16 +560,15 @@ def test_the_command_of_a_card_trains_its_recipe():
         ("darcy-141", []),
     ):
         recipe = _override(recipe_named(name), change)
-        command = training_command(json.loads(json.dumps(to_json(recipe))))
+        command = training_command(recipe)
         verb, rest = parse(shlex.split(command)[1:])
         assert _override(recipe_named(verb.name), rest) == recipe
         assert command.startswith(f"oformer train {name}")
     logged = _override(recipe_named("ns1"), ["--training.log-every", "7"])
-    assert training_command(json.loads(json.dumps(to_json(logged)))) == "oformer train ns1"
-    own = json.loads(json.dumps(to_json(tiny_recipe())))
-    assert "of your own `tiny`" in training_command(own)
-    without = json.loads(json.dumps(to_json(recipe_named("ns1"))))
-    without["training"]["horizon"] = None
+    assert training_command(logged) == "oformer train ns1"
+    assert "of your own `tiny`" in training_command(tiny_recipe())
+    ns1 = recipe_named("ns1")
+    without = dataclasses.replace(ns1, training=dataclasses.replace(ns1.training, horizon=None))
     assert training_command(without) == "oformer train ns1 (and another training.horizon)"
 
 

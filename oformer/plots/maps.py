@@ -66,7 +66,7 @@ def solutions(
         for row, panel, one in zip(axes, panels, chosen, strict=True):
             known, shown = panel.sample.input, one.place.shown
             first = known.values[-1, :, channel_index(input_channel, (), known.values.shape[-1])].numpy()
-            if known.points == panel.sample.query.points:
+            if np.array_equal(known.coords.numpy(), panel.sample.query.coords.numpy()):
                 _map(figure, row[0], one.place, first)
             else:
                 _dots(figure, row[0], known.coords.numpy(), first)

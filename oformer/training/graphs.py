@@ -15,7 +15,10 @@ Record = Callable[[Work, int], Work]
 
 
 class CudaGraphs:
-    """Records CUDA graphs. They share memory: what one leaves in its own tensors lasts until the next replay."""
+    """Records CUDA graphs. They share one pool of memory: what one leaves in its tensors lasts until the next replay.
+
+    That is safe since replays follow each other on one stream, and what outlives them lies elsewhere or is copied out.
+    """
 
     def __init__(self, device: torch.device):
         """Prepare a stream and a pool of memory."""
@@ -27,6 +30,9 @@ class CudaGraphs:
         """Record work; see `Record`."""
         random = torch.cuda.get_rng_state(self._device)
         with torch.cuda.device(self._device):
+            # Freed memory stays with its stream: what plain steps left would be of no use here, and taken twice. What
+            # the warm-up leaves goes in the same way, by torch itself, at the start of a recording.
+            torch.cuda.empty_cache()
             here = torch.cuda.current_stream()
             self._stream.wait_stream(here)
             with torch.cuda.stream(self._stream):

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from oformer.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_tensors, parameter_count, save_checkpoint
-from oformer.config import differences, to_json
+from oformer.config import differences, from_json, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader, few_sizes, padded
 from oformer.errors import InputError, TrainingDiverged
@@ -193,7 +193,8 @@ def _claim(folder: Path, recipe: Recipe) -> None:
         write_json(path, ours)
         return
     remove_leftovers(folder / "checkpoints")
-    theirs = read_json(path)
+    # Read as a recipe, so that settings which were added since count as their defaults.
+    theirs = to_json(from_json(Recipe, read_json(path), "recipe"))
     free = {f"training.{name}" for name in WITHOUT_EFFECT}
     different = [where for where, _, _ in differences(theirs, ours) if where not in free]
     if different:

@@ -5,9 +5,10 @@ shape it meets, and forward pass, loss and backward pass are recorded once for e
 is computed plainly when it is first met, since that may be the only time, and recorded when it is met again.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -49,6 +50,13 @@ class Scale:
         for gradient in gradients:
             gradient.copy_(torch.where(finite, gradient / self.value, 0.0))
         self.value *= torch.where(finite, 2 ** (1 / self.PATIENCE), 0.5)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put back afterwards what it was before."""
+        before = self.value.clone()
+        yield
+        self.value.copy_(before)
 
 
 class Stepper:
@@ -135,7 +143,9 @@ class Stepper:
             return found, replay
         if shape in self._met and len(self._recorded) < RECORDS:
             found = _Gradients(self, batch.each(_copy), times)
-            self._recorded[shape] = found, record(found, 1)
+            # All else is written anew by each step; the scale would count the warm-up as one.
+            with self.scale.restored() if self.scale else contextlib.nullcontext():
+                self._recorded[shape] = found, record(found, 1)
             return self._recorded[shape]
         self._met.add(shape)
         found = _Gradients(self, batch, times)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import accuracy
 import plots
 import pytest
 import run
@@ -10,7 +11,8 @@ from oformer.errors import InputError
 from oformer.recipes import RECIPES
 
 BASE = run.Row("a card", "2.11", "train", "ns2-full", "bfloat16", "recipe", 16, "64 x 64", 20, 20)
-PAGE = "# Page\n" + "".join(f"<!-- {name} -->\nold {name}\n<!-- end {name} -->\nbetween\n" for name in plots.PARTS)
+MARKED = (*plots.PARTS, plots.ACCURACY)
+PAGE = "# Page\n" + "".join(f"<!-- {name} -->\nold {name}\n<!-- end {name} -->\nbetween\n" for name in MARKED)
 
 
 def row(**changes):
@@ -30,8 +32,8 @@ def test_parts_without_rows_stay_as_they_are(page):
     text = page.read_text()
     assert "old train" not in text
     assert "| ns2-full | 16 | recipe | bfloat16 | 10 | 100 | 1.05 | 2.10 | 500 | 63% | 21 | 4.0x |" in text
-    assert all(f"old {name}" in text for name in ("infer", "growth", "horizon"))
-    assert text.count("between") == len(plots.PARTS)
+    assert all(f"old {name}" in text for name in ("infer", "growth", "horizon", "accuracy"))
+    assert text.count("between") == len(MARKED)
 
 
 def test_writing_twice_is_writing_once(page):
@@ -68,7 +70,23 @@ def test_a_page_without_marks_and_no_page_are_refused(page):
 
 def test_the_page_of_the_documentation_has_every_part():
     text = plots.PAGE.read_text()
-    assert all(plots.replaced(text, name, "x") != text for name in plots.PARTS)
+    assert all(plots.replaced(text, name, "x") != text for name in MARKED)
+
+
+def test_errors_of_short_runs_are_put_beside_each_other(page):
+    """From a file of their own, and nothing else is touched."""
+    result = accuracy.Result("a card", "2.11", "ns2-part", "plain", "float32", 1, 600, 8, 3, 0.3, 80.0, 60.0)
+    results = [dataclasses.replace(result, seed=seed, error=0.3 + 0.01 * seed) for seed in (1, 2, 3)]
+    results += [dataclasses.replace(r, way="recipe", precision="bfloat16", milliseconds=9.5) for r in results]
+    file = page.parent / "accuracy.csv"
+    file.write_text(accuracy.to_csv(results))
+    assert plots.main(["--page", str(page), "--accuracy", str(file)]) == 0
+    text = page.read_text()
+    assert "old accuracy" not in text
+    assert "old train" in text
+    assert "a card, torch 2.11, up to 3 run(s) at once." in text
+    assert "| ns2-part | 600 of 8 | plain | float32 | 3 | 0.32 | 0.01 | - | - | - | 80 |" in text
+    assert "| ns2-part | 600 of 8 | recipe | bfloat16 | 3 | 0.32 | 0.01 | +0.00% | +0.00 | 1.00 | 9.5 |" in text
 
 
 def test_bytes_on_the_network_are_those_of_the_formulas():

@@ -62,6 +62,18 @@ def test_sparse_inputs_are_drawn_as_dots():
     np.testing.assert_allclose(dots.get_offsets(), few.coords)
 
 
+@pytest.mark.parametrize("move", [lambda coords: coords + 0.05, lambda coords: coords.flip(0)])
+def test_as_many_input_points_elsewhere_are_no_map_of_the_queries(move):
+    """Points beside those of the queries, or the same in another order."""
+    one = panel()
+    other = Field.of(move(one.sample.input.coords), one.sample.input.values)
+    figure = maps.solutions([dataclasses.replace(one, sample=dataclasses.replace(one.sample, input=other))], GRID)
+    assert len(images(figure)) == 3  # truth, prediction and error
+    (dots,) = [c for axis in figure.axes for c in axis.collections if len(c.get_offsets()) == other.points]
+    np.testing.assert_allclose(dots.get_offsets(), other.coords)
+    np.testing.assert_allclose(dots.get_array(), other.values[0, :, 0])
+
+
 def test_frames_go_from_the_first_to_the_last_step():
     one = panel(times=9)
     figure = maps.frames(one, GRID, count=3)

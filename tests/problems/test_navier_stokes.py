@@ -53,12 +53,15 @@ def square(values: Tensor) -> Tensor:
 
 
 def test_named_instances_are_those_of_the_paper():
-    frames = {"ns1": 40, "ns2": 20, "ns3": 10, "ns-mix": 20, "ns-latent": 20}
+    frames = {"ns1": 40, "ns2": 20, "ns2-many": 20, "ns3": 10, "ns-mix": 20, "ns-latent": 20}
     assert {name: problem.spec.out_times for name, problem in INSTANCES.items()} == frames
     for problem in INSTANCES.values():
         spec = problem.spec
         assert (spec.dim, spec.in_times, spec.grid, spec.periods) == (2, 10, (64, 64), (1.0, 1.0))
-        assert (problem.solver_points, problem.initial_law) == (256, "2020")
+        assert problem.initial_law == "2020"
+        assert problem.solver_points == 256 or problem.viscosity[0] >= 1e-4  # finer filaments need the finer grid
+    many = INSTANCES["ns2-many"]
+    assert dataclasses.replace(INSTANCES["ns2"], solver_points=128, time_step=0.01) == many
     assert [INSTANCES[name].viscosity for name in ("ns1", "ns2", "ns3")] == [(v, v) for v in (1e-3, 1e-4, 1e-5)]
     assert INSTANCES["ns-mix"].viscosity == (0.4e-4, 1e-4)
     assert math.log10(INSTANCES["ns-latent"].viscosity[0]) == pytest.approx(-5.3)

@@ -17,7 +17,7 @@ from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
 from oformer.data.dataset import View
 from oformer.errors import InputError, TrainingDiverged
-from oformer.files import write_json
+from oformer.files import read_json, write_json
 from oformer.training import loop
 from oformer.training.evaluate import evaluate
 from oformer.training.journal import read_journal
@@ -194,6 +194,20 @@ def test_another_recipe_in_the_same_folder_is_refused_by_name(tmp_path, splits):
         run(other, tmp_path, splits)
     # What does not change the weights may change.
     assert run(tiny_recipe(steps=3, log_every=7, checkpoint_every=2), tmp_path, splits).finished
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path, splits):
+    """Its recipe lacks settings that were added since; they count as their defaults."""
+    recipe = tiny_recipe(steps=3, augment=True)
+    run(recipe, tmp_path, splits)
+    older = read_json(tmp_path / "recipe.json")
+    del older["training"]["windows"]
+    write_json(tmp_path / "recipe.json", older)
+    assert run(recipe, tmp_path, splits).finished
+    del older["training"]["augment"]
+    write_json(tmp_path / "recipe.json", older)
+    with pytest.raises(InputError, match=r"training\.augment"):
+        run(recipe, tmp_path, splits)
 
 
 def test_divergence_is_named_and_the_last_good_state_stays(tmp_path, splits):

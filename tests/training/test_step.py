@@ -45,13 +45,17 @@ SPEC = Spec(dim=2, in_times=3, in_channels=1, out_times=6, out_channels=1, grid=
 
 
 class FakeGraphs:
-    """Work that is done again by Python, with its results in memory that stays, as a graph's does."""
+    """Work that is warmed up and done again by Python, with its results in memory that stays, as a graph's does."""
 
     def __init__(self):
         self.records = 0
 
     def __call__(self, work: Work, warm_up: int) -> Work:
         self.records += 1
+        random = torch.get_rng_state()
+        for _ in range(warm_up):
+            work()
+        torch.set_rng_state(random)
         kept: list[Tensor] = []
 
         def replay() -> None:
@@ -457,6 +461,22 @@ def test_the_scale_grows_until_a_gradient_leaves_the_range():
     assert float(scale.value) == pytest.approx(grown / 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e30])
+def test_a_recording_is_no_step_to_the_scale(size):
+    """Neither one that makes it grow, nor one that halves it because gradients left the range."""
+    one, other, graphs = navier_stokes(), navier_stokes(), FakeGraphs()
+    steppers = Stepper(one, training(), "cpu"), Stepper(other, training(), "cpu", record=graphs)
+    for stepper in steppers:
+        stepper.scale = step.Scale(torch.device("cpu"))
+        stepper.scale.value *= size
+        stepper.operator.autocast = torch.float16
+    for batch in batches(2, 3, 2, 3, 2):
+        for stepper in steppers:
+            stepper(batch, 3)
+        assert steppers[1].scale.value == steppers[0].scale.value
+    assert graphs.records == 2
+
+
 def test_the_scale_goes_on_where_it_was(tmp_path, tiny_data, monkeypatch):
     monkeypatch.setattr(step, "used_precision", lambda settings, device: settings.precision)
     recipe = tiny_recipe(steps=6, precision="float16", checkpoint_every=3)
@@ -599,6 +619,31 @@ def compare_captured(compile: bool, precision: str) -> None:
 def shared_on_gpu(batch: Batch) -> Batch:
     """On the GPU, with grids still expanded."""
     return batch.each(lambda t: t[:1].cuda().expand(t.shape) if t.stride(0) == 0 else t.cuda())
+
+
+@pytest.mark.gpu
+def test_a_captured_step_takes_little_more_memory_than_a_plain_one():
+    """At no time: neither beside what plain steps left, nor for a second shape, whose graph shares the pool."""
+    operator = navier_stokes().cuda()
+    small, large = (shared_on_gpu(batch) for batch in batches(384, 512))
+
+    def most(capture: bool) -> tuple[int, int]:
+        stepper = Stepper(operator, training(compile=False, capture=capture), "cuda")
+        found = []
+        for batch in (large, small):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_reserved()
+            for _ in range(3):
+                stepper(batch, 6)
+            found.append(torch.cuda.max_memory_reserved() - before)
+        assert len(stepper._recorded) == 2 * capture
+        return found[0], found[1]
+
+    plain, captured = most(False), most(True)
+    assert plain[1] > 300 * 2**20  # next to which the workspaces of a stream do not count
+    assert captured[0] < 1.5 * plain[0]
+    assert captured[1] < 1.5 * plain[1]
 
 
 @pytest.mark.gpu
