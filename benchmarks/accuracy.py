@@ -16,14 +16,10 @@ with s the standard deviation over n seeds; p is the probability that seeds alon
 
 import argparse
 import contextlib
-import csv
 import dataclasses
-import io
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +27,9 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from run import HERE, PRECISIONS, machine
+from run import HERE, PRECISIONS, check_counts, chosen_device, in_process, machine, read_rows, to_csv
 
 from oformer.errors import InputError
 from oformer.files import write_text
@@ -119,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(trained(Run(**json.loads(options.alone)))), flush=True)
         return 0
     try:
-        results = read_results(options.out) if options.out.exists() else []
+        results = read_rows(options.out, Result) if options.out.exists() else []
         runs = planned(options)
         known = {result.key for result in results}
         missing = [run for run in runs if _result(run, options.jobs).key not in known]
@@ -140,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             result = dataclasses.replace(_result(run, options.jobs), **numbers)
             results.append(result)
-            write_text(options.out, to_csv(results))  # at once: whoever stops us loses only what is under way
+            write_text(options.out, to_csv(results, Result))  # at once: whoever stops us loses only what is under way
             print(f"{title} test error {result.error:.4g}, {result.milliseconds:.3g} ms/step, {result.seconds:.0f} s",
                   flush=True)  # fmt: skip
     if results:
@@ -169,12 +164,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def planned(options: argparse.Namespace) -> list[Run]:
     """Every run that was asked for; all ways of a seed before the next seed, so that what is there can be compared."""
-    for name in ("steps", "batch", "jobs"):
-        if getattr(options, name) < 1:
-            raise InputError(f"at least 1 in --{name}", str(getattr(options, name)))
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise InputError(f"a GPU that torch sees for --device {device}", "none", "Use --device cpu")
+    check_counts(options, ("steps", "batch", "jobs"))
+    device = chosen_device(options)
     runs = [
         Run(name, way, seed, options.steps, options.batch, device, str(options.datasets))
         for name in dict.fromkeys(options.names)
@@ -209,9 +200,8 @@ def _in_processes(runs: Sequence[Run], jobs: int) -> Generator[tuple[Run, dict[s
 
 def _in_process(run: Run) -> dict[str, float] | str:
     started = time.monotonic()
-    command = [sys.executable, str(Path(__file__).resolve()), "--alone", json.dumps(dataclasses.asdict(run))]
-    environment = {**os.environ, **({"OFORMER_FUSED": "0"} if run.way == PLAIN else {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    asked = "--alone", json.dumps(dataclasses.asdict(run))
+    done = in_process(HERE / "accuracy.py", *asked, plain=run.way == PLAIN)
     if done.returncode:
         return done.stderr.strip() or f"exit status {done.returncode}"
     return {**json.loads(done.stdout.splitlines()[-1]), "seconds": time.monotonic() - started}
@@ -281,27 +271,6 @@ def _number(text: str) -> str:
 def places(results: Sequence[Result]) -> list[str]:
     """Where results came about, without repetition."""
     return list(dict.fromkeys(f"{r.machine}, torch {r.torch}, up to {r.jobs} run(s) at once" for r in results))
-
-
-def to_csv(results: Sequence[Result]) -> str:
-    """The results for programs."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [f.name for f in dataclasses.fields(Result)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(result) for result in results)
-    return buffer.getvalue()
-
-
-def read_results(path: Path) -> list[Result]:
-    """The results of a CSV file that `--out` wrote."""
-    kinds: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(Result)}
-    try:
-        found = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        return [Result(**{name: kind(raw[name]) for name, kind in kinds.items()}) for raw in found]
-    except OSError as error:
-        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"a CSV file that --out wrote at {path}", f"another one ({error})", "Name another") from error
 
 
 if __name__ == "__main__":

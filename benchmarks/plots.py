@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accuracy import HEADS, RESULTS, WORDS, Result, lines, places, read_results
+from accuracy import HEADS, RESULTS, WORDS, Result, lines, places
 from run import FITTED, HERE, Row, exponent, read_rows
 
 from oformer.errors import InputError
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         rows = read_rows(options.rows) if options.rows else []
-        results = read_results(options.accuracy) if options.accuracy else []
+        results = read_rows(options.accuracy, Result) if options.accuracy else []
         rewrite(options.page, [row for row in rows if not row.failure], results)
     except InputError as error:
         print(error, file=sys.stderr)

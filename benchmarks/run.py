@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from measure import SECTIONS, Case
@@ -50,6 +50,8 @@ CPU_GROWTH = (1_000, 3_000, 10_000)
 FITTED = (1e5, 1e7)  # points between which exponents are fitted
 HORIZON = (1, 5, 10, 20, 40)
 CPU_HORIZON = (1, 4)
+
+Kind = TypeVar("Kind")  # of the rows of a CSV file, a dataclass of numbers and words
 
 
 @dataclass(frozen=True)
@@ -139,15 +141,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def planned(options: argparse.Namespace) -> list[Case]:
     """Every case that was asked for, with what was chosen instead of the recipe's own said out loud."""
-    for name in ("batch", "points", "steps", "sizes"):
-        given = getattr(options, name)
-        if given is not None and min(given if isinstance(given, list) else [given]) < 1:
-            raise InputError(f"at least 1 in --{name}", str(given))
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device != "cpu" and not device.startswith("cuda"):  # another kind of device needs its own clock
-        raise InputError("cpu or cuda as --device", f"`{device}`")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise InputError("a GPU that torch sees for --device cuda", "none", "Use --device cpu")
+    check_counts(options, ("batch", "points", "steps", "sizes"))
+    device = chosen_device(options)
     sections = list(SECTIONS) if "all" in options.what else options.what
     cases = []
     for what in sections:
@@ -155,6 +150,24 @@ def planned(options: argparse.Namespace) -> list[Case]:
         for name in names if what == "train" else names[:1]:
             cases += _cases(what, name, device, options)
     return cases
+
+
+def check_counts(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Refuse less than one of anything."""
+    for name in names:
+        given = getattr(options, name)
+        if given is not None and min(given if isinstance(given, list) else [given]) < 1:
+            raise InputError(f"at least 1 in --{name}", str(given))
+
+
+def chosen_device(options: argparse.Namespace) -> str:
+    """What `--device` says, or a GPU if there is one."""
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device != "cpu" and not device.startswith("cuda"):  # another kind of device needs its own clock
+        raise InputError("cpu or cuda as --device", f"`{device}`")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise InputError(f"a GPU that torch sees for --device {device}", "none", "Use --device cpu")
+    return device
 
 
 def _cases(what: str, name: str, device: str, options: argparse.Namespace) -> Iterator[Case]:
@@ -194,9 +207,8 @@ def _measured(cases: Sequence[Case]) -> Iterator[Row]:
         title = f"{case.what} {case.recipe}, {case.precision}, {case.mode}"
         print(f"[{i}/{len(cases)}] {title} ...", end=" ", file=sys.stderr, flush=True)
         started = time.time()
-        command = [sys.executable, str(HERE / "measure.py"), json.dumps(dataclasses.asdict(case)), repr(started)]
-        environment = {**os.environ, **({"OFORMER_FUSED": "0"} if case.mode == "plain" else {})}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        asked = json.dumps(dataclasses.asdict(case)), repr(started)
+        done = in_process(HERE / "measure.py", *asked, plain=case.mode == "plain")
         found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"what"')]
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
@@ -204,6 +216,12 @@ def _measured(cases: Sequence[Case]) -> Iterator[Row]:
             found.append({"what": case.what, "failure": lines[-1]})
         print(f"{time.time() - started:.0f} s", file=sys.stderr, flush=True)
         yield from (_row(case, numbers) for numbers in found)
+
+
+def in_process(script: Path, *arguments: str, plain: bool) -> "subprocess.CompletedProcess[str]":
+    """A script in a fresh process, plainly without fused kernels; with what it said."""
+    environment = {**os.environ, **({"OFORMER_FUSED": "0"} if plain else {})}
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=environment)
 
 
 def _row(case: Case, numbers: dict[str, Any]) -> Row:
@@ -300,28 +318,27 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     return sum((u - middle) * (v - height) for u, v in zip(a, b, strict=True)) / sum((u - middle) ** 2 for u in a)
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """The rows for programs."""
+def to_csv(rows: Sequence[Any], kind: type = Row) -> str:
+    """Rows of a kind for programs."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [f.name for f in dataclasses.fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(buffer, [f.name for f in dataclasses.fields(kind)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(dataclasses.asdict(row) for row in rows)
     return buffer.getvalue()
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, kind: type[Kind] = Row) -> list[Kind]:
     """The rows of a CSV file that `--out` wrote."""
+    columns: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     try:
         found = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
-        return [Row(**{f.name: _kind(f)(raw[f.name]) for f in dataclasses.fields(Row)}) for raw in found]
+        return [kind(**{name: made(raw[name]) for name, made in columns.items()}) for raw in found]
     except OSError as error:
         raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"a CSV file that --out wrote at {path}", f"another one ({error})", "Write it anew") from error
-
-
-def _kind(field: "dataclasses.Field[Any]") -> Any:
-    return field.type
+        raise InputError(
+            f"a CSV file that --out wrote at {path}", f"another one ({error})", "Name another, or write it anew"
+        ) from error
 
 
 def compare(rows: Sequence[Row], reference: Sequence[Row]) -> tuple[str, bool]:

@@ -35,7 +35,7 @@ def test_two_ways_that_are_one_on_a_cpu_end_alike_and_are_not_repeated(tmp_path,
     monkeypatch.setenv("PYTHONPATH", str(accuracy.HERE.parent))
     options = f"--names {recipe} --ways plain --seeds 1 --steps 6 --batch 4 --device cpu --datasets {data} --out {out}"
     assert accuracy.main(options.split()) == 0
-    (first,) = accuracy.read_results(out)
+    (first,) = accuracy.read_rows(out, accuracy.Result)
     assert (first.recipe, first.way, first.seed, first.steps, first.batch) == ("tiny", "plain", 1, 6, 4)
     assert 0.01 < first.error < 10
     assert first.milliseconds > 0
@@ -103,7 +103,7 @@ def test_a_run_that_fails_says_why_and_the_others_are_kept(tmp_path, monkeypatch
     options = ["--names", "burgers-2048", "--seeds", "1", "--device", "cpu", "--out", str(out)]
     assert accuracy.main(options) == 1
     assert "recipe, seed 1: failed\nno such card" in capfd.readouterr().out
-    (kept,) = accuracy.read_results(out)
+    (kept,) = accuracy.read_rows(out, accuracy.Result)
     assert (kept.way, kept.error, kept.precision) == ("plain", 0.5, "float32")
 
 
@@ -143,11 +143,11 @@ def test_the_table_compares_with_plain_and_with_nothing_else():
 def test_results_survive_the_csv_file_and_foreign_ones_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     results = [BASE, result(machine="AMD EPYC, 2 thread(s)", error=1 / 3)]
-    path.write_text(accuracy.to_csv(results))
-    assert accuracy.read_results(path) == results
+    path.write_text(accuracy.to_csv(results, accuracy.Result))
+    assert accuracy.read_rows(path, accuracy.Result) == results
     path.write_text("name,speed\nburgers,3\n")
     with pytest.raises(InputError, match="a CSV file that --out wrote"):
-        accuracy.read_results(path)
+        accuracy.read_rows(path, accuracy.Result)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_errors_of_short_runs_are_put_beside_each_other(page):
     results = [dataclasses.replace(result, seed=seed, error=0.3 + 0.01 * seed) for seed in (1, 2, 3)]
     results += [dataclasses.replace(r, way="recipe", precision="bfloat16", milliseconds=9.5) for r in results]
     file = page.parent / "accuracy.csv"
-    file.write_text(accuracy.to_csv(results))
+    file.write_text(accuracy.to_csv(results, accuracy.Result))
     assert plots.main(["--page", str(page), "--accuracy", str(file)]) == 0
     text = page.read_text()
     assert "old accuracy" not in text
