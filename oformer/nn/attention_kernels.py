@@ -28,6 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.partial_sums import added_up
+
 _ROWS = 64  # points of a program that multiplies: what the tensor cores of four warps take at a time
 _TILE = 1024  # or else numbers of half the channels of a head, for the points of one program: eight for each thread
 _WARPS = 4
@@ -130,13 +132,12 @@ def give_back(
     """Fill in the gradient of the projection, which may have more parts than these; that of the gains is returned."""
     known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
     shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
-    # One row of sums per program, added up afterwards: in the same order each time, as atomic additions would not be.
     sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
     filled = [x if gradient is None else gradient for gradient in known]
     sizes |= {"NEEDED": _bits([gradient is not None for gradient in known]), "ALL": result.shape[2]}
     with torch.cuda.device_of(x):
         _arrange_back[grid](*shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
-    return sums.sum(0).to(of_gains.dtype)
+    return added_up(sums).to(of_gains.dtype)
 
 
 def _keep(ctx, inputs, output) -> None:

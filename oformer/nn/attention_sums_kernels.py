@@ -42,6 +42,7 @@ from oformer.nn.attention_kernels import (
     give_back,
     of_factors,
 )
+from oformer.nn.partial_sums import added_up
 
 _ROWS = 64  # points of a block: what the tensor cores of four warps take at a time
 _WARPS = 4
@@ -130,7 +131,7 @@ def summed_back(
         choices = [False], [cos is not None], [False], [False]
         of_queries = matrix[: heads * width]
         give_back(result, x.new_empty(0), gradients[:1], x, of_queries, cos, sin, root, None, choices, dim, epsilon)
-    return result, sums.sum(0).to(of_gains.dtype)
+    return result, added_up(sums).to(of_gains.dtype)
 
 
 @summed_back.register_fake

@@ -143,7 +143,7 @@ def fused_feedforward(device: torch.device, width: int, dtype: torch.dtype) -> b
     """Whether a device has the kernel for points of a width and products of a type: float32 as TF32 only."""
     kernels = _kernels(device)
     exact = dtype == torch.float32 and not rounded_products()
-    return kernels is not None and not exact and kernels.supported(device, width, dtype)
+    return kernels is not None and not exact and kernels.supported(device, width)
 
 
 @functools.cache

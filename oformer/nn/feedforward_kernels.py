@@ -23,14 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.partial_sums import added_up
+
 _ROWS = 64  # points of a program: as many as four warps multiply at once
 _TILE = 32  # channels, at most: with more there are not enough registers
 
 
-def supported(device: torch.device, width: int, dtype: torch.dtype) -> bool:
-    """Whether there are kernels for products of this type; they fill the registers and the memory of a Hopper GPU."""
-    fits = width % 16 == 0 and width <= (128 if dtype == torch.float32 else 256)
-    return fits and torch.cuda.get_device_capability(device)[0] == 9
+def supported(device: torch.device, width: int) -> bool:
+    """Whether there are kernels for a width that pay; they fill the registers of a Hopper GPU, and wider ones more."""
+    return width % 16 == 0 and width <= 128 and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @torch.library.custom_op("oformer::gated_residual", mutates_args=())
@@ -105,13 +106,12 @@ def gated_residual_back(
     into_gate = factor(width) if gain is not None or x.dtype != dtype else x.view(-1, width)
     of_sum = factor(width) if seed is not None or x.dtype != dtype else gradient.view(-1, width)
     of_hidden, into_out = factor(2 * width), factor(width)
-    # One row of sums per program, added up afterwards: in the same order each time, as atomic additions would not be.
     sums = of_rows.new_empty(*grid, *of_rows.shape)
     written = gradient, of_x, into_gate, of_hidden, into_out, of_sum, sums
     with torch.cuda.device_of(x):
         # Of float32, two programs find room where matrices are not fetched ahead.
         _backward[grid](*tensors, *written, **settings, num_stages=1 if dtype == torch.float32 else 2)
-    return of_x, _product(of_hidden, into_gate).to(gate.dtype), _product(of_sum, into_out).to(out.dtype), sums.sum(0)
+    return of_x, _product(of_hidden, into_gate).to(gate.dtype), _product(of_sum, into_out).to(out.dtype), added_up(sums)
 
 
 @gated_residual_back.register_fake
@@ -179,7 +179,7 @@ def _launch(
     settings = {
         "NORM": gain is not None, "EPSILON": epsilon, "DROPOUT": 0.0 if seed is None else dropout,
         "EXACT": dtype == torch.float32, "ROWS": _ROWS, "PARTS": width // tile, "TILE": tile,
-        "num_warps": 4 if width <= 128 else 8,
+        "num_warps": 4,
         # Three programs at once, where registers allow it: while one waits for memory, another one multiplies.
         "maxnreg": 168 if width <= 96 and dtype != torch.float32 else None,
     }  # fmt: skip
@@ -306,13 +306,13 @@ def _dropped(values, start, number, DROPOUT: tl.constexpr):
 
 
 @triton.jit
-def _gelu(x, EXACT: tl.constexpr):
+def gelu(x, EXACT: tl.constexpr):
     """GELU and its slope."""
     if EXACT:
         share = 0.5 + 0.5 * tl.erf(0.7071067811865476 * x)
         return x * share, share + 0.3989422804014327 * x * tl.exp(-0.5 * x * x)
     else:
-        # The logistic function of `rollout_back_kernels.py`, 6e-5 from the normal distribution at most, in as few
+        # A logistic function of a polynomial, 6e-5 from the normal distribution at most, in as few
         # instructions as possible: they, not the memory, set the time. A squared root replaces a division.
         square = tl.minimum(x * x, 36.0)
         root = tl.rsqrt(1.0 + tl.exp2(x * (-2.300994698 + square * (-0.1067147612 + 0.000989294048 * square))))
@@ -354,7 +354,7 @@ def _forward(
         unit = _channels(hidden, TILE)
         u = _hidden(left, _rows(gate, unit, PARTS, TILE), gate_bias, unit, PARTS)
         g = _hidden(left, _rows(gate, WIDTH + unit, PARTS, TILE), gate_bias, WIDTH + unit, PARTS)
-        a = _dropped(_gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
+        a = _dropped(gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
         more = ()
         for part in tl.static_range(PARTS):
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
@@ -407,7 +407,7 @@ def _backward(
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
             of_a = tl.dot(right[part], w, of_a, input_precision="tf32")
         of_a = _dropped(of_a, start, unit, DROPOUT)
-        bent, slope = _gelu(u, EXACT)
+        bent, slope = gelu(u, EXACT)
         of_u, of_g = (of_a * g * slope).to(factor), (of_a * bent).to(factor)
         _write(into_out, unit, there, _dropped(bent * g, start, unit, DROPOUT), ROWS, WIDTH)
         _write(of_hidden, unit, there, of_u, ROWS, 2 * WIDTH)

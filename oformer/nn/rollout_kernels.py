@@ -31,8 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from oformer.nn.rollout_back_kernels import PART, Chain
-from oformer.nn.rollout_chain_kernels import way_back
+from oformer.nn.rollout_back_kernels import PART, Chain, way_back
 
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 _TILE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
