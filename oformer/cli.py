@@ -419,6 +419,8 @@ class Plot:
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
+    samples: int | None = None
+    """Only the first so many test samples, where making all would take too long; what a card says is of all."""
     device: Device = "auto"
 
     def run(self, rest: list[str]) -> int:
@@ -434,6 +436,8 @@ class Plot:
         recipe = _recipe_of_run(run, self.recipe)
         data = _data_of(recipe, self.data, self.datasets, device)
         test = train_and_test(data, recipe)[1]
+        if self.samples is not None:
+            test = test.subset(range(self.samples))
         return self._draw(measure(run, test, device=device), {}, self.out or run / "plots")
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
@@ -445,7 +449,7 @@ class Plot:
         from oformer.zoo import open_test_samples
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
-        test = open_test_samples(recipe, self.datasets, device=device, say=say)
+        test = open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
         seen = measure(folder, test, sweep, device)
         return self._draw(seen, card_pictures(card), self.out or Path("outputs") / "zoo" / card.name)

@@ -162,7 +162,8 @@ def all_pictures(cards: Mapping[str, ModelCard]) -> dict[str, "Figure"]:
 
 _CAPTIONS = {
     "results-over-time": "Mean test error of each predicted step, from the cards.",
-    "results-by-share": "Test error when the operator is given a random share of the input points, from the cards.",
+    "results-by-share": "Test error when the operator is given a random share of the input points, from the cards; "
+    "that of the paper's ns2-full from its appendix.",
 }
 _SHOWN = ("predictions", "by-resolution")  # of the pictures that `oformer plot` draws of one operator
 

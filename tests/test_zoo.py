@@ -26,6 +26,7 @@ from oformer.files import map_arrays, save_arrays, sha256
 from oformer.metrics import relative, squared
 from oformer.models import Operator
 from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, OURS, ROWS
+from oformer.plots import style
 from oformer.predict import Predictor, find_checkpoint
 from oformer.problems import Darcy, Electrostatics, NavierStokes
 from oformer.recipes import RECIPES, recipe_named
@@ -439,6 +440,26 @@ def test_the_command_line_takes_the_name(here, capsys, tmp_path):
     for wrong in (["evaluate", "zoo:tyni"], ["zoo", "show", "tyni"], ["predict", "zoo:tyni", "in.npz"]):
         assert main(wrong) == 2
         assert "Did you mean `tiny`" in capsys.readouterr().err
+
+
+def test_few_samples_make_the_pictures_and_the_card_the_curves(here, work, capsys, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(style, "save_figure", lambda path, figure: figures.update({path.stem: figure}))
+    arguments = ["--samples", "2", "--only", "predictions", "by-resolution", "--device", "cpu"]
+    assert main(["plot", "zoo:tiny", *arguments]) == 0
+    assert "Making 2 test samples" in capsys.readouterr().err
+    titles = {axis.get_title() or axis.get_title("left") for axis in figures["predictions"].axes}
+    assert {"best of 2", "worst of 2"} <= titles
+    drawn = {float(y) for line in figures["by-resolution"].axes[0].get_lines() for y in np.ravel(line.get_ydata())}
+    of_all = [row.error for row in read_card(here / "tiny").views if row.kind != "sparse"]
+    assert len(of_all) == 3
+    assert set(of_all) <= drawn
+    run = ["plot", str(work / "seed1"), "--datasets", str(work / "datasets"), "--out", "drawn"]
+    assert main([*run, *arguments]) == 0
+    assert "best of 2" in {axis.get_title("left") for axis in figures["predictions"].axes}
+    for wrong in ("0", "5"):
+        assert main(["plot", "zoo:tiny", "--samples", wrong, "--device", "cpu"]) == 2
+        assert "1 to 4 test samples" in capsys.readouterr().err
 
 
 def test_adding_by_the_command_line(here, work, capsys):

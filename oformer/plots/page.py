@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What is written under the pictures of a run, by their names.
 CAPTIONS = {
     "training": "Training loss and test error.",
-    "predictions": "Best, median and worst prediction of the test split; the error beneath each, on one scale for all.",
+    "predictions": "Best, median and worst prediction of as many test samples as the picture says, and their errors.",
     "frames": "The median prediction over time.",
     "by-step": "Error over time.",
     "by-resolution": "Test error when the same weights see other numbers of points.",
