@@ -23,7 +23,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.nn.feedforward import Added
 from oformer.nn.rotary import Rotary, Tables, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
 from oformer.switches import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
@@ -87,13 +86,13 @@ def linear_product(
 def looked_up(
     layer: "Attention", q: Float[Tensor, "batch queries heads width"], seen: Float[Tensor, "batch heads width width"]
 ) -> Float[Tensor, "batch queries width"]:
-    """The product of Q with the sums over points, and the matrix that joins the heads, which comes first."""
+    """The product of Q with the sums over points, and the projection of the heads, which comes first."""
     seen = joined(layer, seen)
     if expanded(q):  # one product with the matrices of all samples side by side
         mixed = (q[0].flatten(1) @ seen.transpose(0, 1).flatten(1)).unflatten(1, (seen.shape[0], -1)).transpose(0, 1)
     else:
         mixed = q.flatten(2) @ seen
-    return mixed
+    return answered(layer, mixed)
 
 
 def joined(
@@ -106,6 +105,14 @@ def joined(
     return (seen @ weight.unflatten(1, (layer.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
 
 
+def answered(layer: "Attention", mixed: Float[Tensor, "batch queries width"]) -> Float[Tensor, "batch queries width"]:
+    """What is left of the projection of the heads: its bias and the dropout."""
+    if isinstance(layer.out, nn.Identity):
+        return mixed
+    projection, dropout = layer.out
+    return dropout(mixed + projection.bias)
+
+
 def softmax_product(
     layer: "Attention",
     q: Float[Tensor, "batch queries heads width"],
@@ -114,7 +121,7 @@ def softmax_product(
     source: Float[Tensor, "batch points width"],
     weights: Float[Tensor, "batch points"],
 ) -> Float[Tensor, "batch queries width"]:
-    """softmax(Q Kᵀ/√width + log W) V, and the heads joined; the logarithm makes the sum a quadrature."""
+    """softmax(Q Kᵀ/√width + log W) V and the projection of the heads; the logarithm makes the sum a quadrature."""
     if points_are_split():
         raise InputError(
             "a linear attention, galerkin or fourier, where points are split over processes",
@@ -126,13 +133,12 @@ def softmax_product(
     bias = bias.expand(q.shape[0], 1, q.shape[1], -1)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    mixed = mixed.transpose(1, 2).flatten(2)
-    return mixed if layer.heads == 1 else F.linear(mixed, layer.out.get_parameter("0.weight"))
+    return layer.out(mixed.transpose(1, 2).flatten(2))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of attention: what it normalizes, and how it combines; the bias and the dropout after it are common."""
+    """A kind of attention: what it normalizes, and how it combines."""
 
     normalized: tuple[str, ...]  # of "q", "k", "v"
     product: "Callable[[Attention, Tensor, Tensor, Tensor | None, Tensor, Tensor], Tensor]"
@@ -239,33 +245,6 @@ class Attention(nn.Module):
         source_weights: Float[Tensor, "batch points"] | None = None,
     ) -> Float[Tensor, "batch queries width"]:
         """Attend from `x` to `source`, or to `x` itself where no source is given."""
-        return self.added(x, coords, weights, source, source_coords, source_weights).whole()
-
-    def added(
-        self,
-        x: Float[Tensor, "batch queries width"],
-        coords: Float[Tensor, "batch queries dim"],
-        weights: Float[Tensor, "batch queries"],
-        source: Float[Tensor, "batch points width"] | None = None,
-        source_coords: Float[Tensor, "batch points dim"] | None = None,
-        source_weights: Float[Tensor, "batch points"] | None = None,
-    ) -> Added:
-        """The same before its bias and its dropout, for who adds it to the points."""
-        mixed = self._mixed(x, coords, weights, source, source_coords, source_weights)
-        if isinstance(self.out, nn.Identity):
-            return Added(mixed)
-        projection, dropout = self.out
-        return Added(mixed, projection.bias, dropout.p if dropout.training else 0.0)
-
-    def _mixed(
-        self,
-        x: Float[Tensor, "batch queries width"],
-        coords: Float[Tensor, "batch queries dim"],
-        weights: Float[Tensor, "batch queries"],
-        source: Float[Tensor, "batch points width"] | None,
-        source_coords: Float[Tensor, "batch points dim"] | None,
-        source_weights: Float[Tensor, "batch points"] | None,
-    ) -> Float[Tensor, "batch queries width"]:
         itself = source is None
         if source is None or source_coords is None or source_weights is None:
             source, source_coords, source_weights = x, coords, weights
@@ -273,7 +252,7 @@ class Attention(nn.Module):
         of_source = ("k", "v") if kind.forms_values else ("k",)
         if itself and self._sums_on_chip(x, weights):
             (sums,) = self._project(of_source, x, coords, weights)
-            return self._looked_up_on_chip(x, coords, weights, joined(self, over_points(sums)))
+            return answered(self, self._looked_up_on_chip(x, coords, weights, joined(self, over_points(sums))))
         if itself:
             q, *others = self._project(("q", *of_source), x, coords, weights)
         else:

@@ -46,7 +46,8 @@ class SelfAttentionBlock(nn.Module):
     ) -> Float[Tensor, "batch points width"]:
         """Let the points talk to each other once."""
         x = self.norms[0](x)
-        return feed_forward(x, self.norms[1], self.feedforward, self.attention.added(x, coords, weights))
+        x = x + self.attention(x, coords, weights)
+        return feed_forward(x, self.norms[1], self.feedforward)
 
 
 class CrossAttentionBlock(nn.Module):
@@ -70,5 +71,5 @@ class CrossAttentionBlock(nn.Module):
         source_weights: Float[Tensor, "batch points"],
     ) -> Float[Tensor, "batch queries width"]:
         """Let each query read from the source points."""
-        read = self.attention.added(z, coords, weights, source, source_coords, source_weights)
-        return feed_forward(z, self.norm, self.feedforward, read)
+        z = z + self.attention(z, coords, weights, source, source_coords, source_weights)
+        return feed_forward(z, self.norm, self.feedforward)

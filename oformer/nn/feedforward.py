@@ -7,7 +7,7 @@ The gated GELU with its norm and its residual, the second half of a block, is on
 import functools
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -107,54 +107,34 @@ class GatedGELU(nn.Module):
         a, b = self.gate(x).chunk(2, -1)
         return self.dropout(self.out(self.dropout(F.gelu(a) * b)))
 
-    def on_chip(
-        self, x: Float[Tensor, "*batch width"], norm: nn.LayerNorm | None, added: "Added | None" = None
-    ) -> Float[Tensor, "*batch width"]:
+    def on_chip(self, x: Float[Tensor, "*batch width"], norm: nn.LayerNorm | None) -> Float[Tensor, "*batch width"]:
         """`feed_forward` with this network in one kernel."""
         from oformer.nn.feedforward_kernels import gated_residual
 
         gain, shift, epsilon = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-        dropout, before = (self.dropout.p if self.dropout.training else 0.0), (0.0 if added is None else added.dropout)
-        seed = torch.randint(2**62, (1,), device=x.device) if dropout or before else None
-        values, bias = (None, None) if added is None else added[:2]
-        weights = self.gate.weight, self.gate.bias, self.out.weight, self.out.bias
+        dropout = self.dropout.p if self.dropout.training else 0.0
+        seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
+        gate, out = self.gate, self.out
         return gated_residual(
-            x, values, bias, gain, shift, *weights, seed, before, dropout, epsilon, type_of_products(x)
+            x, gain, shift, gate.weight, gate.bias, out.weight, out.bias, seed, dropout, epsilon, type_of_products(x)
         )
 
-    def fits_on_chip(self, x: Float[Tensor, "*batch width"], added: "Added | None" = None) -> bool:
+    def fits_on_chip(self, x: Float[Tensor, "*batch width"]) -> bool:
         """Whether there is a kernel for these points: residuals are added up in their type, and not in float64."""
         if x.dtype == torch.float64 or self.dropout.p == 1:
-            return False
-        if added is not None and (
-            added.dropout == 1 or added.values.shape != x.shape or added.values.dtype.itemsize > x.dtype.itemsize
-        ):
             return False
         if x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type):
             return False  # a norm would return to float32
         return not exporting() and fused_feedforward(x.device, x.shape[-1], type_of_products(x))
 
 
-class Added(NamedTuple):
-    """What the first half of a block adds to the points, up to a bias and a dropout, which the second half may do."""
-
-    values: Float[Tensor, "*batch width"]
-    bias: Float[Tensor, " width"] | None = None
-    dropout: float = 0.0  # in training; elsewhere zero
-
-    def whole(self) -> Float[Tensor, "*batch width"]:
-        """With its bias and its dropout."""
-        values = self.values if self.bias is None else self.values + self.bias
-        return F.dropout(values, self.dropout) if self.dropout else values
-
-
 def feed_forward(
-    x: Float[Tensor, "*batch width"], norm: nn.Module, network: nn.Module, added: Added | None = None
+    x: Float[Tensor, "*batch width"], norm: nn.Module, network: nn.Module
 ) -> Float[Tensor, "*batch width"]:
-    """The second half of a block: r + FFN(r), where r = LN(x + added); without LN where the norm is an Identity."""
-    if isinstance(network, GatedGELU) and network.fits_on_chip(x, added):
-        return network.on_chip(x, norm if isinstance(norm, nn.LayerNorm) else None, added)
-    r = norm(x if added is None else x + added.whole())
+    """The second half of a block: r + FFN(r), where r = LN(x), or x itself where the norm is an Identity."""
+    if isinstance(network, GatedGELU) and network.fits_on_chip(x):
+        return network.on_chip(x, norm if isinstance(norm, nn.LayerNorm) else None)
+    r = norm(x)
     return r + network(r)
 
 

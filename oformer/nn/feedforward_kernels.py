@@ -1,15 +1,13 @@
 """The feed-forward half of a block in one pass over memory each way.
 
-For each point, with x its channels, e what is added to them before, W and b the matrices and biases of `GatedGELU`, and
-D0 to D2 dropouts:
+For each point, with x its channels, W and b the matrices and biases of `GatedGELU`, and D1, D2 its dropouts:
 
-    s = x + D0(e + b0)
-    r = gain (s - mean s) / sqrt(var s + epsilon) + shift,   or r = s where there is no norm,
+    r = gain (x - mean x) / sqrt(var x + epsilon) + shift,   or r = x where there is no norm,
     (u, g) = W1 r + b1,   a = D1(gelu(u) g),   y = r + D2(W2 a + b2)
 
-The way there reads x and e, writes y, and keeps nothing else. The way back computes all of this again, and writes the
-gradients of x and e and beside them the factors of the gradients of the matrices, which the vendor's library
-multiplies. Factors of products are rounded to one type; everything else inside is float32.
+The way there reads x, writes y, and keeps nothing else. The way back computes all of this again from x, and writes the
+gradient of x and beside it the factors of the gradients of the matrices, which the vendor's library multiplies. Factors
+of products are rounded to one type; everything else inside is float32.
 
 The plain twin is `GatedGELU` with the norm before it; tests hold the two equal. A program takes some points. Tiles have
 to be powers of two, and widths seldom are, so the channels of a point are a tuple of tiles. Hidden channels come tile
@@ -39,8 +37,6 @@ def supported(device: torch.device, width: int) -> bool:
 @torch.library.custom_op("oformer::gated_residual", mutates_args=())
 def gated_residual(
     x: Tensor,
-    added: Tensor | None,
-    added_bias: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,
     gate: Tensor,
@@ -48,7 +44,6 @@ def gated_residual(
     out: Tensor,
     out_bias: Tensor,
     seed: Tensor | None,
-    added_dropout: float,
     dropout: float,
     epsilon: float,
     dtype: torch.dtype,
@@ -57,8 +52,6 @@ def gated_residual(
 
     Args:
         x: (..., width).
-        added: e, of any type; None: nothing.
-        added_bias: b0, (width,), or None.
         gain: of the norm, (width,); None: no norm.
         shift: likewise.
         gate: W1, (2 width, width): first the rows before the GELU, then those of the gate.
@@ -66,23 +59,19 @@ def gated_residual(
         out: W2, (width, width).
         out_bias: (width,).
         seed: one int64 number that all random numbers follow from; None: no dropout.
-        added_dropout: the share of channels that D0 drops, less than one.
-        dropout: that of D1 and D2.
+        dropout: the share of channels that are dropped, less than one.
         epsilon: added to the variance.
         dtype: what the factors of products are rounded to. Products of float32 are those of TF32.
     """
-    y, rates = _like(x), (added_dropout, dropout)
-    points = x.contiguous(), None if added is None else added.contiguous(), added_bias
-    tensors, settings, grid = _launch(*points, gain, shift, gate, gate_bias, out, seed, rates, epsilon, dtype)
+    y = _like(x)
+    tensors, settings, grid = _launch(x.contiguous(), gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype)
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
         _forward[grid](*tensors, out_bias, y, **settings, num_stages=2)
     return y
 
 
 @gated_residual.register_fake
-def _(
-    x, added, added_bias, gain, shift, gate, gate_bias, out, out_bias, seed, added_dropout, dropout, epsilon, dtype
-) -> Tensor:
+def _(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype) -> Tensor:
     return _like(x)
 
 
@@ -90,74 +79,60 @@ def _(
 def gated_residual_back(
     gradient: Tensor,
     x: Tensor,
-    added: Tensor | None,
-    added_bias: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,
     gate: Tensor,
     gate_bias: Tensor,
     out: Tensor,
     seed: Tensor | None,
-    added_dropout: float,
     dropout: float,
     epsilon: float,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of x, e, W1 and W2, and in rows of float32 those of b1 (two rows), b2, gain, shift and b0.
-
-    That of e is empty where it is that of x.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, of W1 and of W2, and in rows of float32 those of b1 (two rows), b2, gain and shift.
 
     Args:
         gradient: of the result of `gated_residual`.
         x: as there, like all that follows.
     """
     gradient, x, width = gradient.contiguous(), x.contiguous(), x.shape[-1]
-    added = None if added is None else added.contiguous()
-    of_x, of_added, _, _, of_rows = _empty_gradients(x, added, added_bias, gain, gate, out, seed, added_dropout)
-    rates = added_dropout, dropout
-    tensors, settings, grid = _launch(
-        x, added, added_bias, gain, shift, gate, gate_bias, out, seed, rates, epsilon, dtype
-    )
+    of_x, _, _, of_rows = _empty_gradients(x, gain, gate, out)
+    tensors, settings, grid = _launch(x, gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype)
 
     def factor(width: int) -> Tensor:
         return x.new_empty(x.shape[:-1].numel(), width, dtype=dtype)
 
     # Written only where it is not there already.
-    same = added is None and gain is None and x.dtype == dtype
-    into_gate = x.view(-1, width) if same else factor(width)
-    of_sum = factor(width) if settings["DROPOUT"] or x.dtype != dtype else gradient.view(-1, width)
+    into_gate = factor(width) if gain is not None or x.dtype != dtype else x.view(-1, width)
+    of_sum = factor(width) if seed is not None or x.dtype != dtype else gradient.view(-1, width)
     of_hidden, into_out = factor(2 * width), factor(width)
     sums = of_rows.new_empty(*grid, *of_rows.shape)
-    written = gradient, of_x, of_added, into_gate, of_hidden, into_out, of_sum, sums
+    written = gradient, of_x, into_gate, of_hidden, into_out, of_sum, sums
     with torch.cuda.device_of(x):
         # Of float32, two programs find room where matrices are not fetched ahead.
-        stages = 1 if dtype == torch.float32 else 2
-        _backward[grid](*tensors, *written, **settings, OF_ADDED=of_added.numel() > 0, num_stages=stages)
-    of_gate, of_out = _product(of_hidden, into_gate).to(gate.dtype), _product(of_sum, into_out).to(out.dtype)
-    return of_x, of_added, of_gate, of_out, added_up(sums)
+        _backward[grid](*tensors, *written, **settings, num_stages=1 if dtype == torch.float32 else 2)
+    return of_x, _product(of_hidden, into_gate).to(gate.dtype), _product(of_sum, into_out).to(out.dtype), added_up(sums)
 
 
 @gated_residual_back.register_fake
 def _(
-    gradient, x, added, added_bias, gain, shift, gate, gate_bias, out, seed, added_dropout, dropout, epsilon, dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(x, added, added_bias, gain, gate, out, seed, added_dropout)
+    gradient, x, gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(x, gain, gate, out)
 
 
 def _keep(ctx, inputs, output) -> None:
-    x, added, added_bias, gain, shift, gate, gate_bias, out, _, seed, *settings = inputs
-    ctx.save_for_backward(x, added, added_bias, gain, shift, gate, gate_bias, out, seed)
+    x, gain, shift, gate, gate_bias, out, _, seed, *settings = inputs
+    ctx.save_for_backward(x, gain, shift, gate, gate_bias, out, seed)
     ctx.settings = settings
 
 
 def _back(ctx, gradient):
     saved = ctx.saved_tensors  # asked for once, or else recomputation fails
-    _, added, added_bias, gain, *_ = saved
-    of_x, of_added, of_gate, of_out, rows = gated_residual_back(gradient, *saved, *ctx.settings)
+    of_x, of_gate, of_out, rows = gated_residual_back(gradient, *saved, *ctx.settings)
     rows = rows.to(of_gate.dtype)
-    before = None if added is None else of_added if of_added.numel() else of_x, None if added_bias is None else rows[-1]
-    norm = (None, None) if gain is None else rows[3:5]
-    return of_x, *before, *norm, of_gate, rows[:2].flatten(), of_out, rows[2], *[None] * (1 + len(ctx.settings))
+    of_gain, of_shift = (None, None) if len(rows) == 3 else rows[3:]
+    return of_x, of_gain, of_shift, of_gate, rows[:2].flatten(), of_out, rows[2], *[None] * (1 + len(ctx.settings))
 
 
 gated_residual.register_autograd(_back, setup_context=_keep)
@@ -168,20 +143,10 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _empty_gradients(
-    x: Tensor,
-    added: Tensor | None,
-    added_bias: Tensor | None,
-    gain: Tensor | None,
-    gate: Tensor,
-    out: Tensor,
-    seed: Tensor | None,
-    added_dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    rows = (3 if gain is None else 5) + (added_bias is not None)
-    dropped = seed is not None and added_dropout > 0
-    own = added is not None and (dropped or added.dtype != x.dtype)
-    of_added = _like(added) if own else x.new_empty(0)
-    return _like(x), of_added, _like(gate), _like(out), x.new_empty(rows, x.shape[-1], dtype=torch.float32)
+    x: Tensor, gain: Tensor | None, gate: Tensor, out: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = x.new_empty(3 if gain is None else 5, x.shape[-1], dtype=torch.float32)
+    return _like(x), _like(gate), _like(out), rows
 
 
 def _product(of_result: Tensor, into: Tensor) -> Tensor:
@@ -194,30 +159,25 @@ def _product(of_result: Tensor, into: Tensor) -> Tensor:
 
 def _launch(
     x: Tensor,
-    added: Tensor | None,
-    added_bias: Tensor | None,
     gain: Tensor | None,
     shift: Tensor | None,
     gate: Tensor,
     gate_bias: Tensor,
     out: Tensor,
     seed: Tensor | None,
-    rates: tuple[float, float],
+    dropout: float,
     epsilon: float,
     dtype: torch.dtype,
 ) -> tuple[list, dict, tuple[int]]:
     """What both kernels take first, what they are compiled for, and how many programs there are."""
     width = x.shape[-1]
     points, tile = x.shape[:-1].numel(), min(width & -width, _TILE)
-    before, dropout = (0.0, 0.0) if seed is None else rates
-    options = [x if tensor is None else tensor for tensor in (added, added_bias, gain, shift)]  # or else not looked at
     tensors = [
-        x, *options, gate.to(dtype).contiguous(), gate_bias, out.to(dtype).contiguous(), x if seed is None else seed,
-        points,
+        x, x if gain is None else gain, x if shift is None else shift,  # or else not looked at
+        gate.to(dtype).contiguous(), gate_bias, out.to(dtype).contiguous(), x if seed is None else seed, points,
     ]  # fmt: skip
     settings = {
-        "ADDED": added is not None, "BIASED": added_bias is not None, "BEFORE": before,
-        "NORM": gain is not None, "EPSILON": epsilon, "DROPOUT": dropout,
+        "NORM": gain is not None, "EPSILON": epsilon, "DROPOUT": 0.0 if seed is None else dropout,
         "EXACT": dtype == torch.float32, "ROWS": _ROWS, "PARTS": width // tile, "TILE": tile,
         "num_warps": 4,
         # Three programs at once, where registers allow it: while one waits for memory, another one multiplies.
@@ -239,25 +199,6 @@ def _read(table, there, ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.conste
     tiles = ()
     for part in tl.static_range(PARTS):
         tiles += (tl.load(at + _channels(part, TILE)[None, :], mask=there, other=0.0).to(tl.float32),)
-    return tiles
-
-
-@triton.jit
-def _whole(
-    x, added, added_bias, there, start, ADDED: tl.constexpr, BIASED: tl.constexpr, BEFORE: tl.constexpr,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The points of a program with what is added to them."""
-    tiles = _read(x, there, ROWS, PARTS, TILE)
-    if ADDED:
-        more = _read(added, there, ROWS, PARTS, TILE)
-        both = ()
-        for part in tl.static_range(PARTS):
-            channel, e = _channels(part, TILE), more[part]
-            if BIASED:
-                e += _vector(added_bias, channel)
-            both += (tiles[part] + _dropped(e, start, 2 * PARTS * TILE + channel, BEFORE),)
-        tiles = both
     return tiles
 
 
@@ -302,9 +243,12 @@ def _statistics(x, PARTS: tl.constexpr, WIDTH: tl.constexpr, EPSILON: tl.constex
 
 
 @triton.jit
-def _residual(r, gain, shift, NORM: tl.constexpr, EPSILON: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """What the network reads, and is added to; and the statistics of what it is made of."""
-    mean, inverse = 0.0, 1.0
+def _residual(
+    x, gain, shift, there,
+    NORM: tl.constexpr, EPSILON: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What the network reads, and is added to; and the statistics of x."""
+    r, mean, inverse = _read(x, there, ROWS, PARTS, TILE), 0.0, 1.0
     if NORM:
         mean, inverse = _statistics(r, PARTS, PARTS * TILE, EPSILON)
         normal = ()
@@ -342,10 +286,10 @@ def _mixed(z):
 
 
 @triton.jit
-def _start(seed, point, NEEDED: tl.constexpr):
+def _start(seed, point, DROPOUT: tl.constexpr):
     """Where the sequence of each point begins."""
     start = point.to(tl.uint32)
-    if NEEDED:
+    if DROPOUT > 0:
         key = tl.load(seed)
         start = _mixed(start * 0x9E3779B9 + key.to(tl.uint32))
         start = _mixed((start ^ (start >> 16)) + (key >> 32).to(tl.uint32))
@@ -391,19 +335,17 @@ def _add_up(sums, channel, values, ROWS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, added, added_bias, gain, shift, gate, gate_bias, out, seed, points, out_bias, y,
-    ADDED: tl.constexpr, BIASED: tl.constexpr, BEFORE: tl.constexpr,
+    x, gain, shift, gate, gate_bias, out, seed, points, out_bias, y,
     NORM: tl.constexpr, EPSILON: tl.constexpr, DROPOUT: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The results of some points."""
     WIDTH: tl.constexpr = PARTS * TILE
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, BEFORE + DROPOUT > 0)
+    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
-    x, added, y = x + begin, added + begin, y + begin
-    s = _whole(x, added, added_bias, there, start, ADDED, BIASED, BEFORE, ROWS, PARTS, TILE)
-    r = _residual(s, gain, shift, NORM, EPSILON, PARTS, TILE)[0]
+    x, y = x + begin, y + begin
+    r = _residual(x, gain, shift, there, NORM, EPSILON, ROWS, PARTS, TILE)[0]
     left = _factors(r, there, gate.dtype.element_ty, PARTS)
     total = ()
     for _ in tl.static_range(PARTS):
@@ -426,25 +368,22 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x, added, added_bias, gain, shift, gate, gate_bias, out, seed, points,
-    gradient, of_x, of_added, into_gate, of_hidden, into_out, of_sum, sums,
-    ADDED: tl.constexpr, BIASED: tl.constexpr, BEFORE: tl.constexpr,
+    x, gain, shift, gate, gate_bias, out, seed, points,
+    gradient, of_x, into_gate, of_hidden, into_out, of_sum, sums,
     NORM: tl.constexpr, EPSILON: tl.constexpr, DROPOUT: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, OF_ADDED: tl.constexpr,
+    ROWS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of some points, the factors of those of the matrices, and the sums that the others are made of."""
     WIDTH: tl.constexpr = PARTS * TILE
     factor: tl.constexpr = gate.dtype.element_ty
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, BEFORE + DROPOUT > 0)
+    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
-    x, added, gradient, of_x, of_added = x + begin, added + begin, gradient + begin, of_x + begin, of_added + begin
-    into_gate, into_out, of_sum, of_hidden = into_gate + begin, into_out + begin, of_sum + begin, of_hidden + 2 * begin
-    LINES: tl.constexpr = 5 if NORM else 3
-    sums += tl.program_id(0).to(tl.int64) * ((LINES + BIASED) * WIDTH)
+    x, gradient, of_x, of_hidden = x + begin, gradient + begin, of_x + begin, of_hidden + 2 * begin
+    into_gate, into_out, of_sum = into_gate + begin, into_out + begin, of_sum + begin
+    sums += tl.program_id(0).to(tl.int64) * ((5 if NORM else 3) * WIDTH)
 
-    s = _whole(x, added, added_bias, there, start, ADDED, BIASED, BEFORE, ROWS, PARTS, TILE)
-    r, mean, inverse = _residual(s, gain, shift, NORM, EPSILON, PARTS, TILE)
+    r, mean, inverse = _residual(x, gain, shift, there, NORM, EPSILON, ROWS, PARTS, TILE)
     total = _read(gradient, there, ROWS, PARTS, TILE)  # of r: along the residual, and through the network
     d = ()
     for part in tl.static_range(PARTS):
@@ -453,7 +392,7 @@ def _backward(
     for part in tl.static_range(PARTS):
         channel = _channels(part, TILE)
         _add_up(sums, 2 * WIDTH + channel, right[part], ROWS)
-        if ADDED or NORM or x.dtype.element_ty != factor:
+        if NORM or x.dtype.element_ty != factor:
             _write(into_gate, channel, there, left[part], ROWS, WIDTH)
         if DROPOUT > 0 or x.dtype.element_ty != factor:
             _write(of_sum, channel, there, right[part], ROWS, WIDTH)
@@ -482,13 +421,12 @@ def _backward(
         total = more
 
     if NORM:
-        # Again, rather than in registers all the while.
-        s = _whole(x, added, added_bias, there, start, ADDED, BIASED, BEFORE, ROWS, PARTS, TILE)
+        x_again = _read(x, there, ROWS, PARTS, TILE)  # rather than in registers all the while
         n, of_n = (), ()
         constant, along = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
         for part in tl.static_range(PARTS):
             channel = _channels(part, TILE)
-            n += ((s[part] - mean) * inverse,)
+            n += ((x_again[part] - mean) * inverse,)
             of_n += (total[part] * _vector(gain, channel),)
             constant += tl.sum(of_n[part], 1) / WIDTH
             along += tl.sum(of_n[part] * n[part], 1) / WIDTH
@@ -499,11 +437,4 @@ def _backward(
         for part in tl.static_range(PARTS):
             total += (inverse * (of_n[part] - constant[:, None] - n[part] * along[:, None]),)
     for part in tl.static_range(PARTS):
-        channel = _channels(part, TILE)
-        _write(of_x, channel, there, total[part], ROWS, WIDTH)
-        if OF_ADDED or BIASED:
-            of_e = _dropped(total[part], start, 2 * WIDTH + channel, BEFORE)
-            if OF_ADDED:
-                _write(of_added, channel, there, of_e, ROWS, WIDTH)
-            if BIASED:
-                _add_up(sums, LINES * WIDTH + channel, of_e, ROWS)
+        _write(of_x, _channels(part, TILE), there, total[part], ROWS, WIDTH)

@@ -1,4 +1,4 @@
-"""Sums over points and what is read from them against the plain code; Triton's interpreter does without a GPU."""
+"""Sums over points and what is read from them against the plain code; on a CPU, Triton's interpreter runs the kernels."""
 
 import subprocess
 import sys

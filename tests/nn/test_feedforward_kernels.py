@@ -13,7 +13,7 @@ from oformer import switches
 from oformer.nn import feedforward
 from oformer.nn.attention import Attention
 from oformer.nn.blocks import CrossAttentionBlock, SelfAttentionBlock
-from oformer.nn.feedforward import MLP, Added, GatedGELU, feed_forward
+from oformer.nn.feedforward import MLP, GatedGELU, feed_forward
 
 kernels = pytest.importorskip("oformer.nn.feedforward_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -38,9 +38,9 @@ def calls(monkeypatch) -> list[torch.dtype]:
     found = []
     original = GatedGELU.on_chip
 
-    def counted(self, x, norm, added):
+    def counted(self, x, norm):
         found.append(feedforward.type_of_products(x))
-        return original(self, x, norm, added)
+        return original(self, x, norm)
 
     monkeypatch.setattr(feedforward, "fused_feedforward", lambda device, width, dtype: True)
     monkeypatch.setattr(GatedGELU, "on_chip", counted)
@@ -73,8 +73,8 @@ def plain(x: Tensor, norm: nn.Module, layer: nn.Module) -> Tensor:
     return r + layer(r)
 
 
-def on_chip(x: Tensor, norm: nn.Module, layer: GatedGELU, added: Added | None = None) -> Tensor:
-    return layer.on_chip(x, norm if isinstance(norm, nn.LayerNorm) else None, added)
+def on_chip(x: Tensor, norm: nn.Module, layer: GatedGELU) -> Tensor:
+    return layer.on_chip(x, norm if isinstance(norm, nn.LayerNorm) else None)
 
 
 def with_gradients(function, x: Tensor, norm: nn.Module, layer: nn.Module, direction: Tensor) -> list[Tensor]:
@@ -102,26 +102,6 @@ def test_values_and_gradients_are_the_plain_ones(width, layernorm):
     before, direction = x.clone(), torch.randn_like(x)
     all_close(*(with_gradients(f, x, norm, layer, direction) for f in (on_chip, plain)))
     assert torch.equal(x, before)
-
-
-@with_and_without_norm
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_what_is_added_before(dtype, biased, layernorm):
-    layer, norm, x, values = network(48), norm_of(48, layernorm), points(48), points(48).mT.contiguous().mT.to(dtype)
-    bias = torch.randn(48, device=DEVICE, requires_grad=True) if biased else None
-    direction = torch.randn_like(x)
-
-    def run(function) -> list[Tensor]:
-        e = values.detach().requires_grad_()
-        y, *gradients = with_gradients(lambda *inputs: function(*inputs, Added(e, bias)), x, norm, layer, direction)
-        y, more = function(x, norm, layer, Added(e, bias)), [e] if bias is None else [e, bias]
-        return [y, *gradients, *torch.autograd.grad(y, more, direction)]
-
-    def summed(x: Tensor, norm: nn.Module, layer: nn.Module, added: Added) -> Tensor:
-        return plain(x + added.whole(), norm, layer)
-
-    all_close(run(on_chip), run(summed), max(ROUNDING, 0 if dtype == torch.float32 else torch.finfo(dtype).eps))
 
 
 @pytest.mark.parametrize("count", [1, 16, 17])
@@ -192,20 +172,7 @@ def dropped(count: int, width: int, dropout: float, seed: int, share: Tensor, ou
     x, gate = torch.zeros(count, width, device=DEVICE), torch.zeros(2 * width, width, device=DEVICE)
     gate_bias = torch.cat([torch.ones_like(ones), share * ones])
     return kernels.gated_residual(
-        x,
-        None,
-        None,
-        None,
-        None,
-        gate,
-        gate_bias,
-        out,
-        bias,
-        torch.tensor([seed], device=DEVICE),
-        0.0,
-        dropout,
-        0.0,
-        torch.float32,
+        x, None, None, gate, gate_bias, out, bias, torch.tensor([seed], device=DEVICE), dropout, 0.0, torch.float32
     )
 
 
@@ -221,26 +188,19 @@ def masks(count: int, width: int, dropout: float, seed: int = SEED) -> tuple[Ten
 
 
 def test_dropout_takes_the_same_channels_out_on_the_way_back():
-    width, dropout, first = 32, 0.4, 0.3
+    width, dropout = 32, 0.4
     layer, norm, x = network(width), norm_of(width, True), points(width)
     inner, after = (m.view(BATCH, POINTS, width) / (1 - dropout) for m in masks(BATCH * POINTS, width, dropout))
-    values, bias = points(width), torch.randn(width, device=DEVICE)
-    zeros = [torch.zeros_like(p) for p in (layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias)]
-    seed = torch.tensor([SEED], device=DEVICE)
-    ones = torch.ones_like(x)
-    before = kernels.gated_residual(0 * x, ones, None, None, None, *zeros, seed, first, 0.0, 0.0, torch.float32)
-    assert 0.6 < before.bool().float().mean() < 0.8
-    assert not torch.equal(before.bool(), after.bool())
 
     def with_masks(x: Tensor, norm: nn.Module, layer: GatedGELU) -> Tensor:
-        r = norm(x + before * (values * x + bias))
+        r = norm(x)
         u, g = layer.gate(r).chunk(2, -1)
         return r + after * layer.out(inner * F.gelu(u) * g)
 
     def with_seed(x: Tensor, norm: nn.LayerNorm, layer: GatedGELU) -> Tensor:
         return kernels.gated_residual(
-            x, values * x, bias, norm.weight, norm.bias, layer.gate.weight, layer.gate.bias, layer.out.weight,
-            layer.out.bias, seed, first, dropout, norm.eps, torch.float32,
+            x, norm.weight, norm.bias, layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias,
+            torch.tensor([SEED], device=DEVICE), dropout, norm.eps, torch.float32,
         )  # fmt: skip
 
     direction = torch.randn_like(x)
@@ -361,11 +321,8 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
     layer, norm, x = network(16), norm_of(16, True), points(16, 5).requires_grad_()
     weights = [layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias]
     seed = torch.tensor([3], device=DEVICE)
-    added, bias = x.detach().half().requires_grad_(), nn.Parameter(torch.randn(16, device=DEVICE))
-    both = x, added, bias, *norm.parameters()
-    torch.library.opcheck(kernels.gated_residual, (*both, *weights, seed, 0.1, 0.2, 1e-5, torch.float32))
-    nothing = [None] * 4
-    torch.library.opcheck(kernels.gated_residual, (x, *nothing, *weights, None, 0.0, 0.0, 0.0, torch.float16))
+    torch.library.opcheck(kernels.gated_residual, (x, *norm.parameters(), *weights, seed, 0.2, 1e-5, torch.float32))
+    torch.library.opcheck(kernels.gated_residual, (x, None, None, *weights, None, 0.0, 0.0, torch.float16))
 
 
 COMPILED = """
