@@ -4,10 +4,10 @@ With normalized latents n = (z - mean z) / std z a step and a reading are
 
     z' = z + W_L gelu(... gelu(W_1 n + drive)),      values' = R_3 a(R_2 a(R_1 n' + read drive)) + bias
 
-Going back in time, each step is a chain of products of large matrices and of point-wise work between them, which waits
-for memory. So an activation, its slope and what the slope multiplies come with the product before them, in one kernel
-(`_layer_kernel`); what has nothing of that kind after it, the vendor's library multiplies. Both networks begin with the
-same n, so the gradient of n is one product. Some of the points go back at a time, which bounds the memory.
+Going back in time, each step is a chain of products of large matrices, which the vendor's library does best, and of
+point-wise work between them, which waits for memory. So everything of that kind between two products is one pass:
+`_bend_kernel` for activations and their slopes, `_through_norm_kernel` for the norm. Both networks begin with the same
+n, so their first layers are one product. Some of the points go back at a time, which bounds the memory.
 
 Products are in the type of n, with sums in float32; so are the sums over points and steps.
 """
@@ -19,10 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.nn.feedforward_kernels import gelu
-
-_ROWS, _COLUMNS, _DEPTH = 128, 128, 64  # of the products that a program does at a time
-_WARPS, _STAGES = 8, 3
+_ROWS, _COLUMNS = 32, 128  # of the tile of a program
 _EXACT: torch.dtype | None = torch.float32  # the type whose rounding does not hide that of a faster GELU
 PART = 65_536  # points that go back together, as a rule: fewer take less memory, and products of them more time
 
@@ -58,7 +55,6 @@ def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tens
     """
     rows, width = n.shape[1:]
     step, read = (Chain(tuple(w.to(n.dtype) for w in c.weights), c.drive, c.activation) for c in (step, read))
-    step = step._replace(drive=step.drive.to(n.dtype))  # as on the way there
     first = torch.cat([step.weights[0], read.weights[0]])
     totals = Gradients(
         n.new_empty(rows, width, dtype=torch.float32),
@@ -81,9 +77,10 @@ class _Room:
 
     def __init__(self, new, rows: int, step: Chain, read: Chain):
         width, inner, outer = len(step.weights[0]), len(read.weights[0]), len(read.weights[1])
-        # The slopes of the first activations of both networks, side by side, which become the gradients before them.
-        self.first = new(rows, width + inner)
-        self.deeper = [new(rows, width) for _ in step.weights[2:]]  # likewise of the other activations of a step
+        # Before the first activations of both networks, side by side, and the gradient there.
+        self.before, self.of_before = new(rows, width + inner), new(rows, width + inner)
+        self.deeper = [new(rows, width) for _ in step.weights[2:]]  # before the other activations of a step
+        self.of_deeper = [new(rows, width) for _ in step.weights[2:]]
         self.hidden = [new(rows, width) for _ in step.weights[1:]]  # after the activations
         self.inner, self.outer, self.of_outer = new(rows, inner), new(rows, outer), new(rows, outer)
         self.of_n, self.of_z = new(rows, width), new(rows, width)
@@ -114,44 +111,54 @@ def _march_back(
     for t in range(times, -1, -1):
         # The last latents are only read, the first ones only marched on.
         columns = slice(width if t == times else 0, width if t == 0 else None)
+        before, of_before = room.before[:, columns], room.of_before[:, columns]
+        torch.mm(n[t], first[columns].T, out=before)
         if t < times:
-            _step_back(step, here, n[t], room, totals)
+            _step_back(step, here, room, totals)
         if t > 0:
-            _read_back(read, here, n[t], of_values[t - 1], room, totals)
-        gradient = room.first[:, columns]
-        _add_product(of_first[columns], gradient, n[t])
-        torch.mm(gradient, first[columns], out=room.of_n)
+            _read_back(read, here, of_values[t - 1], room, totals)
+        _add_product(of_first[columns], of_before, n[t])
+        torch.mm(of_before, first[columns], out=room.of_n)
         _through_norm(room.of_z, room.of_n, n[t], scale[t], fresh=t == times)
     totals.start[here] = room.of_z
 
 
-def _step_back(step: Chain, here: slice, n: Tensor, room: _Room, totals: Gradients) -> None:
+def _step_back(step: Chain, here: slice, room: _Room, totals: Gradients) -> None:
     """From the gradient of the latents after a step to that before its first activation."""
-    activations = [room.first[:, : n.shape[1]], *room.deeper]
-    drives, source = [step.drive, *[None] * len(room.deeper)], n
-    for weight, drive, value, slope in zip(step.weights[:-1], drives, room.hidden, activations, strict=True):
-        _forth(source, weight, drive, here, step.activation, value, slope)
-        source = value
+    width = room.of_z.shape[1]
+    before = [room.before[:, :width], *room.deeper]
+    of_before = [room.of_before[:, :width], *room.of_deeper]
+    drives, last = [step.drive, *[None] * len(room.deeper)], len(before) - 1
+    for i, hidden in enumerate(room.hidden):
+        if i > 0:
+            torch.mm(room.hidden[i - 1], step.weights[i].T, out=before[i])
+        if i < last or i == 0:  # that of the last layer comes with its slope
+            _bend(before[i], drives[i], here, step.activation, value=hidden)
     after = room.of_z
-    for total, weight, hidden, slope in reversed(
-        list(zip(totals.step, step.weights[1:], room.hidden, activations, strict=True))
-    ):
-        _add_product(total, after, hidden)
-        _back(after, weight, slope)
-        after = slope
+    for i in range(last, -1, -1):
+        torch.mm(after, step.weights[i + 1], out=of_before[i])
+        value = room.hidden[i] if i == last > 0 else None
+        _bend(before[i], drives[i], here, step.activation, value=value, gradient=of_before[i])
+        _add_product(totals.step[i], after, room.hidden[i])
+        after = of_before[i]
     _add_drive(totals.drive, after, here)
 
 
-def _read_back(read: Chain, here: slice, n: Tensor, of_values: Tensor, room: _Room, totals: Gradients) -> None:
+def _read_back(read: Chain, here: slice, of_values: Tensor, room: _Room, totals: Gradients) -> None:
     """From the gradient of the values at one time to that before the first activation."""
-    slope = room.first[:, n.shape[1] :]
-    _forth(n, read.weights[0], read.drive, here, read.activation, room.inner, slope)
-    last = of_values, read.weights[2]
-    _forth(room.inner, read.weights[1], None, here, read.activation, room.outer, room.of_outer, last)
-    _add_product(totals.read[1], of_values.to(n.dtype), room.outer)
+    width = room.of_z.shape[1]
+    before, of_before = room.before[:, width:], room.of_before[:, width:]
+    _bend(before, read.drive, here, read.activation, value=room.inner)
+    torch.mm(room.inner, read.weights[1].T, out=room.outer)
+    _bend(
+        room.outer, None, here, read.activation, value=room.outer, gradient=room.of_outer,
+        source=(of_values, read.weights[2]),
+    )  # fmt: skip
+    _add_product(totals.read[1], of_values.to(room.outer.dtype), room.outer)
     _add_product(totals.read[0], room.of_outer, room.inner)
-    _back(room.of_outer, read.weights[1], slope)
-    _add_drive(totals.read_drive, slope, here)
+    torch.mm(room.of_outer, read.weights[1], out=of_before)
+    _bend(before, read.drive, here, read.activation, gradient=of_before)
+    _add_drive(totals.read_drive, of_before, here)
 
 
 def _part(rows: int, periods: tuple[int, int], wanted: int) -> int:
@@ -180,8 +187,8 @@ def _add_drive(total: Tensor, gradient: Tensor, here: slice) -> None:
         return
     if rows <= period:
         total = total[here.start % period : here.start % period + rows]
-    _add_drive_kernel[(triton.cdiv(len(total), 8), triton.cdiv(columns, 128))](  # many programs: each has a loop
-        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=8, COLUMNS=128
+    _add_drive_kernel[(triton.cdiv(len(total), 8), triton.cdiv(columns, _COLUMNS))](  # many programs: each has a loop
+        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=8, COLUMNS=_COLUMNS
     )
 
 
@@ -199,119 +206,86 @@ def _add_drive_kernel(
     tl.store(where, found, there)
 
 
-def _forth(
-    source: Tensor,
-    weight: Tensor,
+def _bend(
+    before: Tensor,
     drive: Tensor | None,
     here: slice,
     activation: str,
-    value: Tensor,
-    slope: Tensor,
-    last: tuple[Tensor, Tensor] | None = None,
+    value: Tensor | None = None,
+    gradient: Tensor | None = None,
+    source: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """A layer again: what comes after its activation, and the slope of this.
+    """One pass over what stands before an activation.
 
     Args:
-        source: what the layer takes.
-        weight: (out, in).
-        drive: to be added before the activation.
+        before: without the drive.
+        drive: to be added.
         here: which of all rows these are.
         activation: gelu or relu.
-        value: gets what comes after the activation.
-        slope: gets its derivative.
-        last: the gradient (rows, channels) of a last layer and its matrix, which the slope is multiplied by: so `slope`
-            gets the gradient before the activation.
+        value: gets what comes after the activation; may be `before` itself.
+        gradient: that after the activation, to be turned into that before it.
+        source: instead of a gradient that is there, the gradient (rows, channels) of a last product and its matrix.
     """
-    of_values, matrix = (source, weight) if last is None else last  # or else not looked at
-    _layer_kernel[_grid(slope)](
-        source, weight, slope if drive is None else drive, value, slope, of_values, matrix,
-        *slope.shape, source.shape[1], here.start, 1 if drive is None else len(drive),
-        source.stride(0), weight.stride(1), weight.stride(0), 0 if drive is None else drive.stride(0),
-        value.stride(0), slope.stride(0), of_values.stride(0),
-        BACK=False, GELU=activation == "gelu", DRIVE=drive is not None, CHANNELS=0 if last is None else len(matrix),
-        **_tiles(slope, source.shape[1]),
+    rows, columns = before.shape
+    of_values, last = source if source is not None else (before, before)
+    _bend_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS))](
+        before, before if drive is None else drive, before if value is None else value,
+        before if gradient is None else gradient, of_values, last,
+        rows, columns, here.start, 1 if drive is None else len(drive),
+        before.stride(0), 0 if drive is None else drive.stride(0), 0 if value is None else value.stride(0),
+        0 if gradient is None else gradient.stride(0), of_values.stride(0),
+        GELU=activation == "gelu", DRIVE=drive is not None, VALUE=value is not None, SLOPE=gradient is not None,
+        CHANNELS=0 if source is None else len(last), EXACT=before.dtype == _EXACT, ROWS=_ROWS, COLUMNS=_COLUMNS,
     )  # fmt: skip
-
-
-def _back(gradient: Tensor, weight: Tensor, slope: Tensor) -> None:
-    """From the gradient of what a layer gives to that before the activation which it takes, in place of the slope."""
-    _layer_kernel[_grid(slope)](
-        gradient, weight, slope, slope, slope, gradient, weight, *slope.shape, gradient.shape[1], 0, 1,
-        gradient.stride(0), weight.stride(0), weight.stride(1), 0, 0, slope.stride(0), 0,
-        BACK=True, GELU=False, DRIVE=False, CHANNELS=0, **_tiles(slope, gradient.shape[1]),
-    )  # fmt: skip
-
-
-def _grid(result: Tensor) -> tuple[int]:
-    return (triton.cdiv(result.shape[0], _ROWS) * triton.cdiv(result.shape[1], _columns(result)),)
-
-
-def _columns(result: Tensor) -> int:
-    """Of a tile: half as many where a whole one would be half empty."""
-    return _COLUMNS if result.shape[1] % _COLUMNS == 0 else _COLUMNS // 2
-
-
-def _tiles(result: Tensor, depth: int) -> dict:
-    """How the kernel is compiled for a result of this width and type."""
-    return {
-        "EXACT": result.dtype == _EXACT, "WHOLE": depth % _DEPTH == 0,
-        "ROWS": _ROWS, "COLUMNS": _columns(result), "DEPTH": _DEPTH, "num_warps": _WARPS, "num_stages": _STAGES,
-    }  # fmt: skip
 
 
 @triton.jit
-def _layer_kernel(
-    source, weight, drive, value, slope, of_values, last, rows, columns, depth, first, period,
-    source_stride, in_stride, out_stride, drive_stride, value_stride, slope_stride, of_values_stride,
-    BACK: tl.constexpr, GELU: tl.constexpr, DRIVE: tl.constexpr, CHANNELS: tl.constexpr, EXACT: tl.constexpr,
-    WHOLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-):  # fmt: skip
-    # Programs side by side take the same rows, which come from memory once.
-    across = (columns + COLUMNS - 1) // COLUMNS
-    row = tl.program_id(0).to(tl.int64) // across * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    deep = tl.arange(0, DEPTH)
-    here, real = (row < rows)[:, None], (column < columns)[None, :]
-    left = source + row[:, None] * source_stride + deep[None, :]
-    right = weight + deep[:, None] * in_stride + column[None, :] * out_stride
-    x = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, depth, DEPTH):
-        if WHOLE:
-            a, b = tl.load(left, here, 0.0), tl.load(right, real, 0.0)
-        else:
-            a = tl.load(left, here & (begin + deep < depth)[None, :], 0.0)
-            b = tl.load(right, real & (begin + deep < depth)[:, None], 0.0)
-        x = tl.dot(a, b, x, input_precision="ieee")
-        left += DEPTH
-        right += DEPTH * in_stride
-    kind: tl.constexpr = slope.dtype.element_ty
-    there = here & real
-    slope += row[:, None] * slope_stride + column[None, :]
-    if BACK:
-        tl.store(slope, (x * tl.load(slope, there, 0.0).to(tl.float32)).to(kind), there)
+def _share_and_slope(x, GELU: tl.constexpr, EXACT: tl.constexpr):
+    """An activation over x, and its derivative."""
+    if not GELU:
+        share = tl.where(x > 0, 1.0, 0.0)
+        return share, share
+    elif EXACT:
+        share = 0.5 + 0.5 * tl.erf(0.7071067811865476 * x)
+        return share, share + 0.3989422804014327 * x * tl.exp(-0.5 * x * x)
     else:
-        if DRIVE:
-            beside = ((first + row) % period)[:, None] * drive_stride + column[None, :]
-            x += tl.load(drive + beside, there, 0.0).to(tl.float32)
-        bent, rise = _bent(x, GELU, EXACT)
+        # A logistic function of a polynomial, as on the way there: 6e-5 from the normal distribution at most, and a
+        # third of the work, which would take longer than the memory.
+        square = tl.minimum(x * x, 36.0)
+        u = x * (0.7974639937671736 + square * (0.036984517932366484 - 0.0003428631901071833 * square))
+        rise = 0.7974639937671736 + square * (3 * 0.036984517932366484 - 5 * 0.0003428631901071833 * square)
+        share = 1.0 / (1.0 + tl.exp(-2.0 * u))
+        return share, share + 2.0 * x * share * (1.0 - share) * rise
+
+
+@triton.jit
+def _bend_kernel(
+    before, drive, value, gradient, of_values, last, rows, columns, first, period,
+    before_stride, drive_stride, value_stride, gradient_stride, of_values_stride,
+    GELU: tl.constexpr, DRIVE: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CHANNELS: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there = (row < rows)[:, None] & (column < columns)[None, :]
+    x = tl.load(before + row[:, None] * before_stride + column[None, :], there, 0.0).to(tl.float32)
+    if DRIVE:
+        beside = ((first + row) % period)[:, None] * drive_stride + column[None, :]
+        x += tl.load(drive + beside, there, 0.0).to(tl.float32)
+    share, slope = _share_and_slope(x, GELU, EXACT)
+    if SLOPE:
+        where = gradient + row[:, None] * gradient_stride + column[None, :]
         if CHANNELS > 0:
             g = tl.zeros([ROWS, COLUMNS], tl.float32)
             for channel in tl.static_range(CHANNELS):
-                of_value = tl.load(of_values + row * of_values_stride + channel, row < rows, 0.0)
-                factor = tl.load(last + channel * columns + column, column < columns, 0.0).to(tl.float32)
-                g += of_value[:, None] * factor[None, :]
-            rise *= g
-        tl.store(slope, rise.to(kind), there)
-        tl.store(value + row[:, None] * value_stride + column[None, :], bent.to(kind), there)
-
-
-@triton.jit
-def _bent(x, GELU: tl.constexpr, EXACT: tl.constexpr):
-    """An activation and its slope."""
-    if GELU:
-        return gelu(x, EXACT)
-    else:
-        return tl.maximum(x, 0.0), tl.where(x > 0, 1.0, 0.0)
+                weight = tl.load(last + channel * columns + column, column < columns, 0.0).to(tl.float32)
+                g += tl.load(of_values + row * of_values_stride + channel, row < rows, 0.0)[:, None] * weight[None, :]
+        else:
+            g = tl.load(where, there, 0.0).to(tl.float32)
+        tl.store(where, (g * slope).to(gradient.dtype.element_ty), there)
+    if VALUE:
+        where = value + row[:, None] * value_stride + column[None, :]
+        tl.store(where, (x * share).to(value.dtype.element_ty), there)
 
 
 def _through_norm(of_z: Tensor, of_n: Tensor, n: Tensor, scale: Tensor, fresh: bool) -> None:

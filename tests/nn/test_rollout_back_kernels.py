@@ -81,7 +81,7 @@ def test_the_faster_gelu_is_near_enough_for_half_precision(monkeypatch):
     monkeypatch.setattr(kernels, "_EXACT", None)
     error = max(errors(CASES["a shared grid"][0], torch.float32))
     assert 1e-6 < error < 5e-4  # and not the exact one
-    assert max(errors(CASES["a shared grid"][0], torch.bfloat16)) < 5e-2
+    assert max(errors(CASES["a shared grid"][0], torch.bfloat16)) < 3e-2
 
 
 def test_parts_hold_whole_periods_of_a_drive_or_divide_one():
