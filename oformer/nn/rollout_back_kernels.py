@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.feedforward_kernels import gelu
+
 _ROWS, _COLUMNS = 32, 128  # of the tile of a program
 _EXACT: torch.dtype | None = torch.float32  # the type whose rounding does not hide that of a faster GELU
 PART = 65_536  # points that go back together, as a rule: fewer take less memory, and products of them more time
@@ -240,22 +242,12 @@ def _bend(
 
 
 @triton.jit
-def _share_and_slope(x, GELU: tl.constexpr, EXACT: tl.constexpr):
-    """An activation over x, and its derivative."""
-    if not GELU:
-        share = tl.where(x > 0, 1.0, 0.0)
-        return share, share
-    elif EXACT:
-        share = 0.5 + 0.5 * tl.erf(0.7071067811865476 * x)
-        return share, share + 0.3989422804014327 * x * tl.exp(-0.5 * x * x)
+def _bent(x, GELU: tl.constexpr, EXACT: tl.constexpr):
+    """An activation and its derivative."""
+    if GELU:
+        return gelu(x, EXACT)
     else:
-        # A logistic function of a polynomial, as on the way there: 6e-5 from the normal distribution at most, and a
-        # third of the work, which would take longer than the memory.
-        square = tl.minimum(x * x, 36.0)
-        u = x * (0.7974639937671736 + square * (0.036984517932366484 - 0.0003428631901071833 * square))
-        rise = 0.7974639937671736 + square * (3 * 0.036984517932366484 - 5 * 0.0003428631901071833 * square)
-        share = 1.0 / (1.0 + tl.exp(-2.0 * u))
-        return share, share + 2.0 * x * share * (1.0 - share) * rise
+        return tl.maximum(x, 0.0), tl.where(x > 0, 1.0, 0.0)
 
 
 @triton.jit
@@ -272,7 +264,7 @@ def _bend_kernel(
     if DRIVE:
         beside = ((first + row) % period)[:, None] * drive_stride + column[None, :]
         x += tl.load(drive + beside, there, 0.0).to(tl.float32)
-    share, slope = _share_and_slope(x, GELU, EXACT)
+    after, slope = _bent(x, GELU, EXACT)
     if SLOPE:
         where = gradient + row[:, None] * gradient_stride + column[None, :]
         if CHANNELS > 0:
@@ -285,7 +277,7 @@ def _bend_kernel(
         tl.store(where, (g * slope).to(gradient.dtype.element_ty), there)
     if VALUE:
         where = value + row[:, None] * value_stride + column[None, :]
-        tl.store(where, (x * share).to(value.dtype.element_ty), there)
+        tl.store(where, after.to(value.dtype.element_ty), there)
 
 
 def _through_norm(of_z: Tensor, of_n: Tensor, n: Tensor, scale: Tensor, fresh: bool) -> None:

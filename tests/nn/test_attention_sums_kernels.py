@@ -1,4 +1,4 @@
-"""Sums over points and what is read from them against the plain code; on a CPU, Triton's interpreter runs the kernels."""
+"""Sums over points and what is read from them against the plain code; without a GPU in Triton's interpreter."""
 
 import subprocess
 import sys
