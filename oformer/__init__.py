@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oformer.errors import InputError, SolverDiverged, TrainingDiverged
     from oformer.estimator import OperatorRegressor
     from oformer.fields import Batch, Card, Field, Sample, Spec
+    from oformer.meshes.voronoi import cell_weights
     from oformer.models.base import Normalization, Operator
     from oformer.models.oformer import OFormer, OFormerConfig
     from oformer.predict import Predictor
@@ -40,6 +41,7 @@ _HOMES = {
     "oformer.errors": ("InputError", "SolverDiverged", "TrainingDiverged"),
     "oformer.estimator": ("OperatorRegressor",),
     "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec"),
+    "oformer.meshes.voronoi": ("cell_weights",),
     "oformer.models.base": ("Normalization", "Operator"),
     "oformer.models.oformer": ("OFormer", "OFormerConfig"),
     "oformer.predict": ("Predictor",),
@@ -89,6 +91,7 @@ __all__ = [
     "Training",
     "TrainingDiverged",
     "View",
+    "cell_weights",
     "evaluate",
     "generate",
     "load_checkpoint",

@@ -374,3 +374,15 @@ def test_the_guide_goes_from_five_arrays_to_an_operator_and_a_picture_in_ten_lin
     assert (tmp_path / "my-operator.png").stat().st_size > 5000
     again = OperatorRegressor.load(tmp_path / "my-operator")
     assert np.array_equal(again.predict(names["sample"], np.linspace(0, 1, 1000)), names["answer"])
+
+
+def test_the_weights_of_the_page_integrate():
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if "cell_weights" in code]
+    names: dict = {}
+    exec(code, names)
+    said = [float(number) for number in re.findall(r"# ([\d.]+) and ([\d.]+),", code)[0]]
+    assert [round(names["equal"], 2), round(names["by_cells"], 2)] == said
+    OperatorRegressor(**SMALL).fit(
+        coords=names["points"], inputs=np.random.default_rng(0).normal(size=(4, 500)),
+        targets=np.ones((4, 500)), weights=names["weights"],
+    )  # fmt: skip

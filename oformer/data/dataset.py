@@ -371,8 +371,12 @@ def _kept_count(points: int, keep: float) -> int:
 
 
 def _kept(field: Field, keep: float, generator: torch.Generator, spec: Spec) -> Field:
-    """A random choice of the points, with weights of their own."""
-    weights = "gaps" if spec.dim == 1 else "scaled"
+    """A random choice of the points, with weights of their own.
+
+    On a grid they make a sum over the points a quadrature. On a mesh every point weighs the same, small or large as its
+    triangles are, and the same is left of them.
+    """
+    weights = "gaps" if spec.dim == 1 else "cells" if spec.grid is not None else "scaled"
     return keep_points(field.batched(), keep, generator, weights, spec.periods).single(0)
 
 

@@ -27,6 +27,7 @@ from oformer.meshes.grids import cell_grid, line_weights, periodic_grid, thinnin
 from oformer.meshes.library import mesh_of
 from oformer.meshes.shapes import CENTER
 from oformer.meshes.triangles import Mesh, edge_middles
+from oformer.meshes.voronoi import given_to_nearest
 from oformer.playground.starts import STARTS_FILE, free_flow, read_starts
 from oformer.playground.wire import encoded, list_of, object_of
 from oformer.problems import PROBLEMS, Airfoil, Burgers, Darcy, NavierStokes, Problem
@@ -76,10 +77,11 @@ class Sensors:
 
     def of(self, known: Known, spec: Spec) -> Field:
         """The field that they see."""
-        coords, rows = known.input.coords, known.usual
+        coords, usual = known.input.coords, known.usual
         if self.stride > 1:
             grid = _grid(spec)
-            rows = rows.view(grid)[(slice(None, None, self.stride),) * len(grid)].flatten()
+            usual = usual.view(grid)[(slice(None, None, self.stride),) * len(grid)].flatten()
+        rows = usual
         if self.share < 1:
             count = max(1, round(self.share * len(rows)))
             rows = rows[torch.randperm(len(rows), generator=torch_generator(self.seed, 0))[:count].sort().values]
@@ -92,6 +94,11 @@ class Sensors:
         weights = known.input.weights[rows]
         if spec.dim == 1:
             weights = line_weights(coords[rows], spec.periods[0] if spec.periods else None)
+        elif spec.grid is not None:
+            blind = usual[~torch.isin(usual, rows)]
+            places, given = coords[blind][None], known.input.weights[blind][None]
+            everywhere = torch.ones_like(weights[None], dtype=torch.bool)
+            weights = weights + given_to_nearest(places, given, coords[rows][None], everywhere, spec.periods)[0]
         return Field(coords[rows], known.input.values[:, rows], weights / weights.sum())
 
 

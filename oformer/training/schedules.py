@@ -80,7 +80,7 @@ class Drop:
 
     probability: float = 0.2
     keep: tuple[float, float] = (0.5, 1.0)  # the share kept is uniform between these
-    weights: SubsetWeights = "scaled"
+    weights: SubsetWeights = "scaled"  # of the points that are left; the paper's are equal
 
     def __post_init__(self) -> None:
         if not 0 < self.keep[0] <= self.keep[1] <= 1:

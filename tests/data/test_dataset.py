@@ -135,7 +135,19 @@ def test_kept_points_belong_to_the_sample_not_to_its_place(folder):
     assert sparse.spec.grid == (16,)
 
 
-def test_kept_points_in_the_plane_keep_their_weights_in_proportion(scattered):
+def test_kept_points_of_a_grid_weigh_what_their_cells_weigh(square):
+    samples, spec = square
+    kept, full = PointDataset(samples, View(keep=0.5), spec=spec)[0].input, samples[0].input.to(torch.float32)
+    rows = (kept.coords[:, None] == full.coords[None]).all(-1).float().argmax(1)
+    expected = full.weights[rows]
+    for point, weight in zip(full.coords, full.weights, strict=True):
+        distance = (point - kept.coords).norm(dim=1)
+        near = (distance <= distance.min() * 1.001) & (distance > 0) & bool(distance.min() > 0)
+        expected = expected + weight * near / max(int(near.sum()), 1)
+    torch.testing.assert_close(kept.weights, expected)
+
+
+def test_kept_points_of_a_mesh_keep_their_weights_in_proportion(scattered):
     samples = scattered.samples(range(3), 0)
     dataset = PointDataset(samples, View(keep=0.5))
     points = dataset[0].input.points

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from oformer.fields import Field
+from oformer.errors import InputError
+from oformer.fields import Field, Sample, collate
+from oformer.meshes.grids import periodic_grid
 from oformer.meshes.subsets import keep_points
 
 
@@ -101,3 +103,110 @@ def test_gap_weights_are_the_half_gaps_of_what_is_left(period):
         expected = expected / expected.sum()
         order = coords[valid].argsort()
         np.testing.assert_allclose(weights[valid][order].numpy(), expected, rtol=1e-10)
+
+
+def test_gaps_are_of_a_line():
+    with pytest.raises(InputError, match="points on a line to weigh by `gaps`, got 2 dimensions"):
+        keep_points(grid_field(4), 0.5, seeded(), "gaps")
+
+
+# --- weights by cells ---
+
+
+def grid_field(side: int, dim: int = 2, batch: int = 1, shift: float = 0.0) -> Field:
+    """A regular grid of period one; each sample its own copy, with values that tell the place."""
+    coords = (periodic_grid((side,) * dim, (1.0,) * dim) + shift).expand(batch, -1, -1)
+    return Field.of(coords, coords[:, None])
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.5, 0.95])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_cells_weigh_nothing_less_than_the_points_did_and_one_in_all(dim, share):
+    field = grid_field({1: 200, 2: 16, 3: 6}[dim], dim, batch=3)
+    kept = keep_points(field, share, seeded(), "cells", (1.0,) * dim)
+    assert torch.equal(kept.coords, keep_points(field, share, seeded()).coords)  # weights choose no points
+    assert (kept.weights >= field.weights[0, 0]).all()
+    torch.testing.assert_close(kept.weights.sum(1), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-13)
+
+
+def test_keeping_all_points_keeps_their_weights_to_the_last_bit():
+    field = line_field()
+    kept = keep_points(field, 1.0, seeded(), "cells")
+    for row in range(3):
+        old = dict(zip(field.coords[row, :, 0].tolist(), field.weights[row].tolist(), strict=True))
+        valid = kept.weights[row] > 0
+        found = zip(kept.coords[row, valid, 0].tolist(), kept.weights[row, valid].tolist(), strict=True)
+        assert all(old[x] == w for x, w in found)
+
+
+def test_a_lone_point_weighs_all():
+    kept = keep_points(line_field(), 1e-6, seeded(), "cells")
+    torch.testing.assert_close(kept.weights, torch.ones(3, 1, dtype=torch.float64))
+
+
+def test_what_is_left_out_is_shared_by_the_nearest_across_the_period():
+    """Of a ring of four, a point left out gives half to either neighbor."""
+    field = grid_field(4, dim=1)
+    wrapped = keep_points(field, 0.75, seeded(), "cells", (1.0,))
+    (left_out,) = set(field.coords.flatten().tolist()) - set(wrapped.coords.flatten().tolist())
+    for x, w in zip(wrapped.coords.flatten().tolist(), wrapped.weights.flatten().tolist(), strict=True):
+        assert w == pytest.approx(0.25 if abs(x - left_out) == 0.5 else 0.375)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_half_a_period_farther_points_weigh_the_same(dim):
+    """On a grid, where most are equally near to several."""
+    side = {1: 100, 2: 14, 3: 6}[dim]
+    there, here = (
+        keep_points(grid_field(side, dim, shift=shift), 0.4, seeded(), "cells", (1.0,) * dim) for shift in (0.5, 0.0)
+    )
+    torch.testing.assert_close(there.weights, here.weights, rtol=0, atol=1e-14)
+    turned = Field((here.coords + 0.5) % 1, here.values, here.weights)
+    whole = Field((grid_field(side, dim).coords + 0.5) % 1, grid_field(side, dim).values, grid_field(side, dim).weights)
+    again = keep_points(whole, 0.4, seeded(), "cells", (1.0,) * dim)
+    assert torch.equal(again.coords, turned.coords)
+    torch.testing.assert_close(again.weights, here.weights, rtol=0, atol=1e-14)
+
+
+def test_batches_and_padding_are_not_felt():
+    """Fields of other sizes in one batch weigh what each weighs alone, whatever stands in the padding."""
+    field = line_field((20, 12, 16))
+    together = keep_points(field, 0.5, seeded(), "cells", (1.0,))
+    for row, count in enumerate((20, 12, 16)):
+        rows = together.weights[row] > 0
+        kept = together.coords[row, rows, 0].tolist()
+        alone, weights = field.coords[row, :count, 0], field.weights[row, :count]
+        expected = dict.fromkeys(kept, 0.0)
+        for x, w in zip(alone.tolist(), weights.tolist(), strict=True):
+            apart = [min(abs(x - y), 1 - abs(x - y)) for y in kept]
+            expected[kept[int(np.argmin(apart))]] += w
+        np.testing.assert_allclose(together.weights[row, rows].tolist(), list(expected.values()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_more_padding_changes_no_weight(share):
+    small, large = grid_field(5), grid_field(9)
+    samples = [Sample(f.single(0), f.single(0), f.values[0]) for f in (small, large)]
+    alone = keep_points(small, share, seeded(), "cells", (1.0, 1.0))
+    padded = keep_points(collate(samples).input, share, seeded(), "cells", (1.0, 1.0))
+    count = alone.points
+    assert torch.equal(padded.coords[:1, :count], alone.coords)  # the first chances that are drawn are the same
+    torch.testing.assert_close(padded.weights[:1, :count], alone.weights, rtol=0, atol=1e-15)
+    assert (padded.weights[0, count:] == 0).all()
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("kind", ["wave", "linear"])
+def test_random_points_of_a_grid_weighed_by_cells_integrate(share, kind):
+    """Root mean square errors of 12 choices; equal weights are at least three times as wrong."""
+    field = grid_field(24, batch=12)
+    periods = (1.0, 1.0) if kind == "wave" else None
+    errors = {}
+    for weights in ("scaled", "cells"):
+        kept = keep_points(field, share, seeded(), weights, periods)
+        x, y = kept.coords.unbind(-1)
+        values = torch.exp(torch.sin(2 * math.pi * x) + torch.cos(4 * math.pi * y)) if kind == "wave" else x + 2 * y
+        a, b = field.coords[:1].unbind(-1)
+        whole = torch.exp(torch.sin(2 * math.pi * a) + torch.cos(4 * math.pi * b)) if kind == "wave" else a + 2 * b
+        errors[weights] = float(((kept.weights * values).sum(1) - whole.mean()).square().mean().sqrt())
+    assert errors["cells"] < errors["scaled"] / 3

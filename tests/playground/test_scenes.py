@@ -7,6 +7,7 @@ import torch
 from oformer.config import to_json
 from oformer.errors import InputError, SolverDiverged
 from oformer.fields import Field, Spec
+from oformer.meshes.grids import periodic_grid
 from oformer.metrics import relative_l2
 from oformer.playground.scenes import SEED, Known, Scene, Sensors, scene_of
 from oformer.playground.starts import read_starts, save_starts
@@ -202,6 +203,23 @@ def test_sensors_are_chosen_erased_and_added():
     torch.testing.assert_close(half.coords, sensors_on_a_line(share=0.5, seed=3).coords)
     with pytest.raises(InputError, match="at least one sensor"):
         sensors_on_a_line(erased=((0.5, 5.0),))
+
+
+def test_sensors_of_the_plane_answer_for_those_that_are_missing():
+    """Each weighs its cell; where all are there, or a stride leaves every other one, all weigh the same."""
+    known = Known(
+        Field.of(periodic_grid((4, 4), (1.0, 1.0)).float(), torch.arange(16.0)[None, :, None]), torch.arange(16)
+    )
+    spec = Spec(2, 1, 1, 1, 1, grid=(4, 4), periods=(1.0, 1.0))
+    for sensors, count in ((Sensors(), 16), (Sensors(stride=2), 4)):
+        torch.testing.assert_close(sensors.of(known, spec).weights, torch.full((count,), 1 / count))
+    erased = Sensors(erased=((0.0, 0.0, 0.1),)).of(known, spec)
+    nearest = torch.isin(erased.values.flatten(), torch.tensor([1.0, 3.0, 4.0, 12.0]))  # two of them across the period
+    torch.testing.assert_close(erased.weights * 16, torch.where(nearest, 1.25, 1.0))
+    few = Sensors(share=0.4, seed=1).of(known, spec)
+    assert few.points == 6
+    assert len(set(few.weights.tolist())) > 1
+    assert float(few.weights.sum()) == pytest.approx(1)
 
 
 def test_what_has_no_problem_has_no_scene(predictors):

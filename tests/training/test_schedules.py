@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Field
+from oformer.meshes.grids import periodic_grid
 from oformer.training.schedules import Drop, Horizon, OneCycle, begin_later
 
 
@@ -140,6 +141,21 @@ def test_dropping_knows_the_period():
     expected = keep_weights(wrapped.input.coords[0, :, 0])
     torch.testing.assert_close(wrapped.input.weights[0], expected)
     assert not torch.allclose(open_ended.input.weights[0], expected)
+
+
+def test_dropped_points_of_the_plane_leave_their_weight_to_the_nearest_across_the_period():
+    grid = periodic_grid((8, 8), (1.0, 1.0)).expand(3, -1, -1)
+    known = Field.of(grid, torch.randn(3, 2, 64, 1, dtype=torch.float64))
+    whole = Batch(known, Field.of(grid), torch.randn(3, 1, 64, 1, dtype=torch.float64))
+    drop = Drop(probability=1.0, keep=(0.5, 0.5), weights="cells")
+    kept = drop(whole, seeded(), (1.0, 1.0)).input
+    expected = torch.zeros(3, 32, dtype=torch.float64)
+    for row in range(3):
+        apart = (grid[row, :, None] - kept.coords[row]).abs()
+        distance = torch.minimum(apart, 1 - apart).norm(dim=-1)
+        nearest = distance < distance.amin(1, keepdim=True) + 1e-9
+        expected[row] = (nearest / nearest.sum(1, keepdim=True)).sum(0) / 64
+    torch.testing.assert_close(kept.weights, expected)
 
 
 def keep_weights(x: Tensor) -> Tensor:
