@@ -17,8 +17,9 @@ def added_up(rows: Tensor) -> Tensor:
     if total.numel():
         with torch.cuda.device_of(rows):
             _add_up[(triton.cdiv(total.numel(), _COLUMNS),)](
-                rows, total, len(rows), total.numel(), ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=8
-            )
+                rows, total, len(rows), total.numel(), ROWS=_ROWS, COLUMNS=_COLUMNS,
+                num_warps=8,  # pyright: ignore[reportCallIssue]
+            )  # fmt: skip
     return total
 
 
