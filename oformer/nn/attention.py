@@ -87,15 +87,29 @@ def looked_up(
     layer: "Attention", q: Float[Tensor, "batch queries heads width"], seen: Float[Tensor, "batch heads width width"]
 ) -> Float[Tensor, "batch queries width"]:
     """The product of Q with the sums over points, and the projection of the heads, which comes first."""
-    if isinstance(layer.out, nn.Identity):
-        return q[:, :, 0] @ seen[:, 0]
-    projection, dropout = layer.out
-    assert isinstance(projection, nn.Linear)
-    seen = (seen @ projection.weight.unflatten(1, (layer.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
+    seen = joined(layer, seen)
     if expanded(q):  # one product with the matrices of all samples side by side
         mixed = (q[0].flatten(1) @ seen.transpose(0, 1).flatten(1)).unflatten(1, (seen.shape[0], -1)).transpose(0, 1)
     else:
         mixed = q.flatten(2) @ seen
+    return answered(layer, mixed)
+
+
+def joined(
+    layer: "Attention", seen: Float[Tensor, "batch heads width width"]
+) -> Float[Tensor, "batch heads_width width"]:
+    """What each channel of each head reads, with the projection of the heads."""
+    if isinstance(layer.out, nn.Identity):
+        return seen[:, 0]
+    weight = layer.out.get_parameter("0.weight")
+    return (seen @ weight.unflatten(1, (layer.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
+
+
+def answered(layer: "Attention", mixed: Float[Tensor, "batch queries width"]) -> Float[Tensor, "batch queries width"]:
+    """What is left of the projection of the heads: its bias and the dropout."""
+    if isinstance(layer.out, nn.Identity):
+        return mixed
+    projection, dropout = layer.out
     return dropout(mixed + projection.bias)
 
 
@@ -236,6 +250,9 @@ class Attention(nn.Module):
             source, source_coords, source_weights = x, coords, weights
         kind = KINDS[self.kind]
         of_source = ("k", "v") if kind.forms_values else ("k",)
+        if itself and self._sums_on_chip(x, weights):
+            (sums,) = self._project(of_source, x, coords, weights)
+            return answered(self, self._looked_up_on_chip(x, coords, weights, joined(self, over_points(sums))))
         if itself:
             q, *others = self._project(("q", *of_source), x, coords, weights)
         else:
@@ -271,7 +288,8 @@ class Attention(nn.Module):
             found = self._arranged(once_per_grid(heads, x), parts, tables, weights)
         elif self._projects_on_chip(x):
             kind = type_of_products(x)
-            make = self._summed_on_chip if "v" in names and self._sums_on_chip(x) else self._arranged_on_chip
+            sums = names == ("k", "v") and self._sums_on_chip(x, weights)
+            make = self._summed_on_chip if sums else self._arranged_on_chip
             found = make(x.to(kind), matrix.to(kind), parts, tables, weights)
         else:
             found = self._arranged_on_chip(once_per_grid(heads, x), None, parts, tables, weights)
@@ -337,12 +355,26 @@ class Attention(nn.Module):
         tables: Tables | None,
         weights: Float[Tensor, "batch points"],
     ) -> list[Float[Tensor, "batch _ _ width"]]:
-        """Queries, if they are among the parts, and the sum over points that keys and values are for."""
+        """The sum over points that keys and values are for."""
         from oformer.nn.attention_sums_kernels import summed
 
         dim = 1 if self.rotary is None else len(self.rotary.frequencies)
-        data = self._of_points(parts, tables, weights)
-        return summed(x, matrix, *data, len(parts), parts[-1].normalized, dim, EPSILON)
+        return [summed(x, matrix, *self._of_points(parts, tables, weights), parts[-1].normalized, dim, EPSILON)]
+
+    def _looked_up_on_chip(
+        self,
+        x: Float[Tensor, "batch points width"],
+        coords: Float[Tensor, "batch points dim"],
+        weights: Float[Tensor, "batch points"],
+        seen: Float[Tensor, "batch heads_width width"],
+    ) -> Float[Tensor, "batch points width"]:
+        """What the points read from sums that are joined over the heads."""
+        from oformer.nn.attention_kernels import looked_up
+
+        kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
+        cos, sin, root, _ = self._of_points((), tables, weights)
+        dim = 1 if self.rotary is None else len(self.rotary.frequencies)
+        return looked_up(x.to(kind), self.q.weight.to(kind), cos, sin, root, seen.to(kind), dim)
 
     def _of_points(
         self, parts: tuple[Part, ...], tables: Tables | None, weights: Float[Tensor, "batch points"]
@@ -369,12 +401,14 @@ class Attention(nn.Module):
         rounded = type_of_products(x) != torch.float32 or rounded_products()
         return rounded and x.shape[-1] <= 128 and not expanded(x)
 
-    def _sums_on_chip(self, x: Float[Tensor, "batch points width"]) -> bool:
+    def _sums_on_chip(self, x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]) -> bool:
         """Whether the kernel that multiplies also sums over points, and leaves neither keys nor values.
 
         The sum stays in registers, beside keys and values of 64 points. That is possible for factors of 16 bits and 96
         channels; or for 64, where norms have gains, whose gradients are sums as well.
         """
+        if not (KINDS[self.kind].forms_values and self._fits_on_chip(x, weights) and self._projects_on_chip(x)):
+            return False
         narrow = x.shape[-1] <= (64 if self.norm == "layernorm" else 96)
         return narrow and type_of_products(x).itemsize == 2 and fused_sums(x.device)
 

@@ -22,6 +22,7 @@ of 32 and 16: in one of 64, a quarter of all work would be wasted.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -56,7 +57,8 @@ def arranged(
     Args:
         x: (batch, points, width); or, where there is no matrix, its projection (batch, points, parts, heads, width).
             Samples may share memory.
-        matrix: (parts x heads x width, width), of one to three parts and of the type of x.
+        matrix: (parts x heads x width, width), of one to three parts and of the type of x; or one for each sample,
+            (batch, parts x heads x width, width), which has no gradient then.
         cos: (batch or 1, points, width / 2), of the angles that pairs of channels are turned by; see `Rotary`.
         sin: likewise; both are needed where a part is turned.
         root: (batch or 1, points), roots of the quadrature weights.
@@ -104,8 +106,17 @@ def arranged_back(
         x: as there, like all that follows.
     """
     result, of_gains = _empty_gradients(x, matrix, gains, len(normalized))
+    known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
     choices = normalized, turned, weighted, heads_first
-    return result, give_back(result, of_gains, gradients, x, matrix, cos, sin, root, gains, choices, dim, epsilon)
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
+    sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
+    filled = [x if gradient is None else gradient for gradient in known]
+    needed = _bits([gradient is not None for gradient in known])
+    with torch.cuda.device_of(x):
+        _arrange_back[grid](
+            *shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, NEEDED=needed, num_warps=_WARPS
+        )
+    return result, added_up(sums).to(of_gains.dtype)
 
 
 @arranged_back.register_fake
@@ -113,31 +124,6 @@ def _(
     gradients, x, matrix, cos, sin, root, gains, normalized, turned, weighted, heads_first, dim, epsilon
 ) -> tuple[Tensor, Tensor]:
     return _empty_gradients(x, matrix, gains, len(normalized))
-
-
-def give_back(
-    result: Tensor,
-    of_gains: Tensor,
-    gradients: Sequence[Tensor | None],
-    x: Tensor,
-    matrix: Tensor | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    root: Tensor,
-    gains: Tensor | None,
-    choices: Sequence[Sequence[bool]],
-    dim: int,
-    epsilon: float,
-) -> Tensor:
-    """Fill in the gradient of the projection, which may have more parts than these; that of the gains is returned."""
-    known = [None if gradient is None else gradient.contiguous() for gradient in gradients]
-    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, choices, dim)
-    sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
-    filled = [x if gradient is None else gradient for gradient in known]
-    sizes |= {"NEEDED": _bits([gradient is not None for gradient in known]), "ALL": result.shape[2]}
-    with torch.cuda.device_of(x):
-        _arrange_back[grid](*shared, *_three(filled), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
-    return added_up(sums).to(of_gains.dtype)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -169,8 +155,59 @@ def of_factors(
 arranged.register_autograd(_back, setup_context=_keep)
 
 
+class _LookedUp(torch.autograd.Function):
+    """Queries times the sums over points; their gradient is turned back in the kernel that multiplies by the sums."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        matrix: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        root: Tensor,
+        seen: Tensor,
+        dim: int,
+    ) -> Tensor:
+        (queries,) = arranged(x, matrix, cos, sin, root, None, *_turned_only(cos), dim, 0.0)
+        ctx.save_for_backward(x, matrix, cos, sin, root, seen, queries)
+        ctx.dim = dim
+        return queries.flatten(2) @ seen
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, matrix, cos, sin, root, seen, queries = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        back = None if sin is None else -sin
+        (of_projection,) = arranged(gradient, seen, cos, back, root, None, *_turned_only(cos), ctx.dim, 0.0)
+        of_x, of_matrix = of_factors(of_projection.unsqueeze(2), x, matrix, ctx.needs_input_grad)
+        return of_x, of_matrix, None, None, None, queries.flatten(2).mT @ gradient, None
+
+
+def looked_up(
+    x: Tensor, matrix: Tensor, cos: Tensor | None, sin: Tensor | None, root: Tensor, seen: Tensor, dim: int
+) -> Tensor:
+    """What the points read from the sums: their queries times (batch, heads x width, out), of one type.
+
+    Args:
+        x: (batch, points, width), as `arranged` takes it, like all that follows.
+        matrix: of the queries.
+        cos: of the angles that these are turned by, or None.
+        sin: likewise.
+        root: as there; queries are not weighted.
+        seen: what each channel of each head reads.
+        dim: number of coordinates.
+    """
+    return _LookedUp.apply(x, matrix, cos, sin, root, seen, dim)  # pyright: ignore[reportReturnType]
+
+
+def _turned_only(cos: Tensor | None) -> tuple[list[bool], ...]:
+    """The choices for queries that are not normalized."""
+    return [False], [cos is not None], [False], [False]
+
+
 def _heads(x: Tensor, matrix: Tensor | None, parts: int) -> int:
-    return x.shape[3] if matrix is None else matrix.shape[0] // (parts * x.shape[-1])
+    return x.shape[3] if matrix is None else matrix.shape[-2] // (parts * x.shape[-1])
 
 
 def _empty_results(x: Tensor, matrix: Tensor | None, heads_first: Sequence[bool]) -> list[Tensor]:
@@ -238,6 +275,7 @@ def _launch(
         x, x if matrix is None else matrix.contiguous(), cos, sin, root,
         root if gains is None else gains.contiguous(), batch, points,
         *x.stride()[:2], *(x.stride()[2:4] if matrix is None else (0, 0)),
+        0 if matrix is None or matrix.dim() == 2 else matrix.shape[1] * width,
         *_strides(cos), *_strides(sin), *_strides(root),
     ]  # fmt: skip
     if matrix is None:
@@ -451,7 +489,7 @@ def _result_at(sample, row, head, points, FIRST: tl.constexpr, HEADS: tl.constex
 @triton.jit
 def _arrange(
     x, matrix, cos, sin, root, gains, batch, points,
-    by_sample, by_point, by_part, by_head,
+    by_sample, by_point, by_part, by_head, matrix_by_sample,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     result0, result1, result2,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
@@ -462,7 +500,7 @@ def _arrange(
     """All parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
-    here = x + sample * by_sample + row * by_point
+    here, matrix = x + sample * by_sample + row * by_point, matrix + sample * matrix_by_sample
     c, s, factors = (), (), ()
     if TURNED:
         c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
@@ -516,25 +554,25 @@ def _store(to, p, q, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl
 @triton.jit
 def _arrange_back(
     x, matrix, cos, sin, root, gains, batch, points,
-    by_sample, by_point, by_part, by_head,
+    by_sample, by_point, by_part, by_head, matrix_by_sample,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     gradient0, gradient1, gradient2, result, sums,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
     GAINS: tl.constexpr, PARTS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr,
     ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    EPSILON: tl.constexpr, NEEDED: tl.constexpr, ALL: tl.constexpr,
+    EPSILON: tl.constexpr, NEEDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
-    here = x + sample * by_sample + row * by_point
+    here, matrix = x + sample * by_sample + row * by_point, matrix + sample * matrix_by_sample
     c, s, factors = (), (), ()
     if TURNED:
         c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
         s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
     if STEP:
         factors = _factors(here, exists, WIDTH, STEP)
-    out = result + (sample * points + row) * (ALL * HEADS * WIDTH)
+    out = result + (sample * points + row) * (PARTS * HEADS * WIDTH)
     sums += tl.program_id(0).to(tl.int64) * (GAINS * 2 * WIDTH)
     for part in tl.static_range(PARTS):
         _arrange_part_back(

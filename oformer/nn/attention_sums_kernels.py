@@ -9,13 +9,10 @@ normalizes, turns and weights, and adds k vᵀ to an S that stays in its registe
 are added up, in the same order each time. The gradient computes k and v again and writes only that of their projection.
 Factors of products are of the type of the points; all else is float32, and so is S.
 
-This is for keys and values that are both normalized or both not, and for values that are not turned. Queries of the
-same points may come along. Their gradient then lies beside the others, so that one product makes that of the points.
+This is for keys and values that are both normalized or both not, and for values that are not turned.
 
 The plain twin is what `Attention` does with keys and values; tests hold the two equal.
 """
-
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -38,8 +35,6 @@ from oformer.nn.attention_kernels import (
     _store_gains,
     _table,
     _tiles,
-    arranged,
-    give_back,
     of_factors,
 )
 from oformer.nn.partial_sums import added_up
@@ -57,102 +52,82 @@ def summed(
     sin: Tensor | None,
     root: Tensor,
     gains: Tensor | None,
-    parts: int,
     normalized: bool,
     dim: int,
     epsilon: float,
-) -> list[Tensor]:
-    """The sum over points (batch, heads, width, width) in float32; before it, if asked for, the queries.
+) -> Tensor:
+    """The sum over points (batch, heads, width, width) in float32.
 
     Args:
         x: (batch, points, width).
-        matrix: (parts x heads x width, width), of the type of x: of keys and values, or of queries, keys and values.
-        cos: (batch or 1, points, width / 2), of the angles that queries and keys are turned by, or None.
+        matrix: (2 x heads x width, width), of keys and values, of the type of x.
+        cos: (batch or 1, points, width / 2), of the angles that keys are turned by, or None.
         sin: likewise.
         root: (batch or 1, points), roots of the quadrature weights.
         gains: (2, 2, width), of keys and values: factors and shifts after the normalization; None: one and zero.
-        parts: 2 or 3.
-        normalized: keys and values, over the channels of a head; queries are not.
+        normalized: keys and values, over the channels of a head.
         dim: number of coordinates that the channels are shared out among.
         epsilon: added to the variance.
     """
-    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, parts, normalized, dim)
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, normalized, dim)
     batch, heads, width = x.shape[0], sizes["HEADS"], x.shape[2]
     sums = x.new_empty((grid[0] // (batch * heads), batch, heads, width, width), dtype=torch.float32)
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
         _sum[grid](*shared, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
-    found = [sums.sum(0)]
-    if parts == 3:
-        choices = [False], [cos is not None], [False], [False]
-        found = arranged(x, matrix[: heads * width], cos, sin, root, None, *choices, dim, epsilon) + found
-    return found
+    return sums.sum(0)
 
 
 @summed.register_fake
-def _(x, matrix, cos, sin, root, gains, parts, normalized, dim, epsilon) -> list[Tensor]:
-    batch, points, width = x.shape
-    heads = matrix.shape[0] // (parts * width)
-    found = [x.new_empty((batch, heads, width, width), dtype=torch.float32)]
-    return [x.new_empty((batch, points, heads, width)), *found] if parts == 3 else found
+def _(x, matrix, cos, sin, root, gains, normalized, dim, epsilon) -> Tensor:
+    batch, _, width = x.shape
+    return x.new_empty((batch, matrix.shape[0] // (2 * width), width, width), dtype=torch.float32)
 
 
 @torch.library.custom_op("oformer::summed_back", mutates_args=())
 def summed_back(
-    gradients: Sequence[Tensor | None],
+    gradient: Tensor,
     x: Tensor,
     matrix: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
     root: Tensor,
     gains: Tensor | None,
-    parts: int,
     normalized: bool,
     dim: int,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of the projection (batch, points, parts, heads, width) and of the gains, empty without any.
+    """The gradients of the projection (batch, points, 2, heads, width) and of the gains, empty without any.
 
     Args:
-        gradients: of the results of `summed`; None counts as zero.
+        gradient: of the result of `summed`.
         x: as there, like all that follows.
     """
-    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, parts, normalized, dim)
-    heads, width = sizes["HEADS"], x.shape[2]
-    result, of_gains = _empty_gradients(x, matrix, gains, parts)
-    of_sum = gradients[-1]
-    if of_sum is None:
-        of_sum = x.new_zeros((x.shape[0], heads, width, width), dtype=torch.float32)
+    shared, sizes, grid = _launch(x, matrix, cos, sin, root, gains, normalized, dim)
+    result, of_gains = _empty_gradients(x, matrix, gains)
     sums = of_gains.new_empty((*grid, *of_gains.shape), dtype=torch.float32)
     with torch.cuda.device_of(x):
-        _sum_back[grid](
-            *shared, of_sum.contiguous(), result, sums, **sizes, EPSILON=epsilon, PARTS=parts, num_warps=_WARPS
-        )
-    if parts == 3:
-        choices = [False], [cos is not None], [False], [False]
-        of_queries = matrix[: heads * width]
-        give_back(result, x.new_empty(0), gradients[:1], x, of_queries, cos, sin, root, None, choices, dim, epsilon)
+        _sum_back[grid](*shared, gradient.contiguous(), result, sums, **sizes, EPSILON=epsilon, num_warps=_WARPS)
     return result, added_up(sums).to(of_gains.dtype)
 
 
 @summed_back.register_fake
-def _(gradients, x, matrix, cos, sin, root, gains, parts, normalized, dim, epsilon) -> tuple[Tensor, Tensor]:
-    return _empty_gradients(x, matrix, gains, parts)
+def _(gradient, x, matrix, cos, sin, root, gains, normalized, dim, epsilon) -> tuple[Tensor, Tensor]:
+    return _empty_gradients(x, matrix, gains)
 
 
-def _empty_gradients(x: Tensor, matrix: Tensor, gains: Tensor | None, parts: int) -> tuple[Tensor, Tensor]:
-    projection = x.new_empty((*x.shape[:2], parts, matrix.shape[0] // (parts * x.shape[2]), x.shape[2]))
+def _empty_gradients(x: Tensor, matrix: Tensor, gains: Tensor | None) -> tuple[Tensor, Tensor]:
+    projection = x.new_empty((*x.shape[:2], 2, matrix.shape[0] // (2 * x.shape[2]), x.shape[2]))
     return projection, x.new_empty(0) if gains is None else torch.empty_like(gains)
 
 
 def _keep(ctx, inputs, output) -> None:
-    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:6])
     ctx.settings = inputs[6:]
 
 
-def _back(ctx, gradients):
+def _back(ctx, gradient):
     x, matrix, *others = ctx.saved_tensors
-    gradient, of_gains = summed_back(gradients, x, matrix, *others, *ctx.settings)
+    gradient, of_gains = summed_back(gradient, x, matrix, *others, *ctx.settings)
     of_x, of_matrix = of_factors(gradient, x, matrix, ctx.needs_input_grad)
     # Angles and weights are data.
     return of_x, of_matrix, None, None, None, of_gains if ctx.needs_input_grad[5] else None, *[None] * len(ctx.settings)
@@ -168,19 +143,18 @@ def _launch(
     sin: Tensor | None,
     root: Tensor,
     gains: Tensor | None,
-    parts: int,
     normalized: bool,
     dim: int,
 ) -> tuple[list, dict, tuple[int]]:
     """What both kernels take first, what they are compiled for, and how many programs there are."""
     batch, points, width = x.shape
-    heads = matrix.shape[0] // (parts * width)
+    heads = matrix.shape[0] // (2 * width)
     turned = cos is not None
     data, apart = zip(*(_dense(root if table is None else table) for table in (x, cos, sin, root)), strict=True)
     each = triton.cdiv(points, _ROWS)
     blocks = max(triton.cdiv(each, max(_PROGRAMS // (batch * heads), 1)), 1)
     shared = [
-        data[0], matrix[-2 * heads * width :].contiguous(), *data[1:], root if gains is None else gains.contiguous(),
+        data[0], matrix.contiguous(), *data[1:], root if gains is None else gains.contiguous(),
         batch, points, blocks, *apart,
     ]  # fmt: skip
     sizes = {
@@ -342,7 +316,7 @@ def _sum_back(
     gradient, result, sums,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, AFFINE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
-    EPSILON: tl.constexpr, PARTS: tl.constexpr,
+    EPSILON: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the projection of some blocks of the points of a sample, for one head of keys and values."""
     KIND: tl.constexpr = x.dtype.element_ty
@@ -354,7 +328,7 @@ def _sum_back(
     of_keys = _matrix(matrix + head * (WIDTH * WIDTH), WIDTH, PAIRS, EDGES, STEP)
     of_values = _matrix(matrix + (HEADS + head) * (WIDTH * WIDTH), WIDTH, PAIRS, EDGES, STEP)
     of_sum = _gradient(gradient + (sample * HEADS + head) * (WIDTH * WIDTH), KIND, WIDTH, PAIRS, EDGES)
-    result += (sample * points * PARTS + (PARTS - 2)) * (HEADS * WIDTH) + head * WIDTH
+    result += sample * points * (2 * HEADS * WIDTH) + head * WIDTH
     key_gains, value_gains = _no_sums(EDGES), _no_sums(EDGES)
     for block in tl.range(begin, end, num_stages=2):
         factors, c, s, w, exists = _block(x, cos, sin, root, block, points, TURNED, WIDTH, ROWS, EDGES, STEP)
@@ -362,8 +336,8 @@ def _sum_back(
         v = _factor(a_v, b_v, inverse_v, gains + 2 * WIDTH, c, s, w, KIND, False, AFFINE, WIDTH, PAIRS, EDGES)
         a_k, b_k, inverse_k = _projected(factors, of_keys, NORMALIZED, WIDTH, EDGES, PRECISION, EPSILON)
         k = _factor(a_k, b_k, inverse_k, gains, c, s, w, KIND, TURNED, AFFINE, WIDTH, PAIRS, EDGES)
-        out = result + tl.cast(block, tl.int64) * (ROWS * PARTS * HEADS * WIDTH)
-        out += tl.arange(0, ROWS) * (PARTS * HEADS * WIDTH)
+        out = result + tl.cast(block, tl.int64) * (ROWS * 2 * HEADS * WIDTH)
+        out += tl.arange(0, ROWS) * (2 * HEADS * WIDTH)
         g, h = _through(v, of_sum, True, PRECISION)
         g, h, key_gains = _made_back(
             g, h, a_k, b_k, inverse_k, key_gains, gains, c, s, w, NORMALIZED, TURNED, AFFINE, WIDTH, PAIRS, EDGES

@@ -1,4 +1,4 @@
-"""The kernel that sums over points against the plain code. Without a GPU, Triton's interpreter runs it."""
+"""Sums over points and what is read from them against the plain code; without a GPU in Triton's interpreter."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from oformer.nn.sums import points_split
 from tests.nn import test_attention_kernels as arranging
 from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
 
+arranging_kernels = pytest.importorskip("oformer.nn.attention_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.nn.attention_sums_kernels", exc_type=ImportError)
 
 POINTS = 37 if DEVICE.type == "cpu" else 150  # see below
@@ -33,61 +34,60 @@ def several_programs(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch) -> list[int]:
-    """The number of parts of each call of the kernel, which is used on any device and for float32, too."""
+    """The width of each call of the kernel, which is used on any device and for float32, too."""
     found = []
     original = Attention._summed_on_chip
 
-    def counted(self, x, matrix, parts, *others):
-        found.append(len(parts))
-        return original(self, x, matrix, parts, *others)
+    def counted(self, x, *others):
+        found.append(x.shape[-1])
+        return original(self, x, *others)
+
+    def summed(self, x, weights) -> bool:
+        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
 
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
     monkeypatch.setattr(attention, "rounded_products", lambda: True)
-    monkeypatch.setattr(Attention, "_sums_on_chip", lambda self, x: True)
+    monkeypatch.setattr(Attention, "_sums_on_chip", summed)
     monkeypatch.setattr(Attention, "_summed_on_chip", counted)
     return found
 
 
 class Case:
-    """The inside of one layer: keys and values, and perhaps queries, plainly multiplied or summed by the kernel."""
+    """The inside of one layer: keys and values, plainly multiplied or summed by the kernel."""
 
-    def __init__(self, norm: str, dim: int, width: int, heads: int, names: str = "qkv"):
+    def __init__(self, norm: str, dim: int, width: int, heads: int):
         self.layer = attention_layer("galerkin", norm, dim, width, heads)
-        self.parts = tuple(self.layer._part(name) for name in names)
+        self.parts = tuple(self.layer._part(name) for name in "kv")
         self.x = 0.5 + torch.randn(BATCH, POINTS, width, device=DEVICE)
-        self.matrix = torch.randn(len(names) * heads * width, width, device=DEVICE) / width**0.5
+        self.matrix = torch.randn(2 * heads * width, width, device=DEVICE) / width**0.5
         self.coords = torch.rand(BATCH, POINTS, max(dim, 1), device=DEVICE)
         self.weights = quadrature(POINTS)
 
-    def run(self, fused: bool, x: Tensor, matrix: Tensor) -> list[Tensor]:
-        """The queries, if any, and the sum."""
+    def run(self, fused: bool, x: Tensor, matrix: Tensor) -> Tensor:
+        """The sum."""
         tables = None if self.layer.rotary is None else self.layer.rotary.tables(self.coords)
         if fused:
-            return self.layer._summed_on_chip(x, matrix, self.parts, tables, self.weights)
-        projected = (x @ matrix.mT).unflatten(-1, (len(self.parts), self.layer.heads, -1))
-        *queries, k, v = self.layer._arranged(projected, self.parts, tables, self.weights)
-        return [*queries, k.mT @ v]
+            return self.layer._summed_on_chip(x, matrix, self.parts, tables, self.weights)[0]
+        projected = (x @ matrix.mT).unflatten(-1, (2, self.layer.heads, -1))
+        k, v = self.layer._arranged(projected, self.parts, tables, self.weights)
+        return k.mT @ v
 
-    def results(self, fused: bool, directions: list[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
-        """What is made; and the gradients of points, matrix and gains of norms."""
+    def results(self, fused: bool, direction: Tensor) -> list[Tensor]:
+        """The sum; and the gradients of points, matrix and gains of norms."""
         x, matrix = (tensor.detach().requires_grad_() for tensor in (self.x, self.matrix))
         made = self.run(fused, x, matrix)
-        pairs = [(y, g.to(y.dtype)) for y, g in zip(made, directions, strict=True) if g is not None]
         affine = [p for part in self.parts if part.normalized for p in self.layer.normalize[part.name].parameters()]
-        leaves = [x, matrix, *affine]
-        return made, list(torch.autograd.grad([y for y, _ in pairs], leaves, [g for _, g in pairs]))
+        return [made, *torch.autograd.grad(made, [x, matrix, *affine], direction.to(made.dtype))]
 
-    def directions(self) -> list[Tensor | None]:
-        """Gradients of what is made."""
+    def direction(self) -> Tensor:
+        """A gradient of the sum."""
         width, heads = self.x.shape[-1], self.layer.heads
-        queries = [(BATCH, POINTS, heads, width)] * (len(self.parts) - 2)
-        return [torch.randn(*shape, device=DEVICE) for shape in (*queries, (BATCH, heads, width, width))]
+        return torch.randn(BATCH, heads, width, width, device=DEVICE)
 
-    def check(self, directions: list[Tensor | None] | None = None) -> None:
+    def check(self, direction: Tensor | None = None) -> None:
         """Same values, same gradients."""
-        directions = directions or self.directions()
-        both = [self.results(chosen, directions) for chosen in (True, False)]
-        for got, expected in zip(*([*made, *gradients] for made, gradients in both), strict=True):
+        direction = self.direction() if direction is None else direction
+        for got, expected in zip(*(self.results(chosen, direction) for chosen in (True, False)), strict=True):
             close(got, expected)
 
 
@@ -100,8 +100,28 @@ def test_values_and_gradients_are_the_plain_ones(norm, shape):
     Case(norm, *shape).check()
 
 
-def test_keys_and_values_without_queries():
-    Case("layernorm", 2, 16, 2, "kv").check()
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_points_read_what_queries_would_read(shape):
+    """From sums that are other ones for each sample."""
+    dim, width, heads = shape
+    rotary = None if dim == 0 else Rotary(dim, width, 5.0).to(DEVICE)
+    tables = (None, None) if rotary is None else rotary.tables(torch.rand(1, POINTS, dim, device=DEVICE))
+    x, matrix, seen = (
+        torch.randn(*shape, width, device=DEVICE).requires_grad_()
+        for shape in ((BATCH, POINTS), (heads * width,), (BATCH, heads * width))
+    )
+
+    def plain() -> Tensor:
+        q = (x @ matrix.mT).unflatten(-1, (heads, -1))
+        q = q if rotary is None else rotary(q, tuple(table.expand(BATCH, -1, -1) for table in tables))
+        return q.flatten(2) @ seen
+
+    fused, expected = arranging_kernels.looked_up(x, matrix, *tables, quadrature(POINTS), seen, max(dim, 1)), plain()
+    close(fused, expected)
+    direction = torch.randn_like(expected).mT.contiguous().mT
+    gradients = (torch.autograd.grad(made, [x, matrix, seen], direction) for made in (fused, expected))
+    for got, wanted in zip(*gradients, strict=True):
+        close(got, wanted)
 
 
 def test_programs_share_the_points_however_many_there_are(monkeypatch):
@@ -114,20 +134,19 @@ def test_no_points_at_all():
     """As one of several processes may have it."""
     case = Case("channels", 2, 16, 2)
     case.x, case.coords, case.weights = (t[:, :0] for t in (case.x, case.coords, case.weights))
-    queries, seen = case.run(True, case.x, case.matrix)
-    assert queries.shape == (BATCH, 0, 2, 16)
+    seen = case.run(True, case.x, case.matrix)
     assert seen.shape == (BATCH, 2, 16, 16)
     assert not seen.any()
 
 
 def test_padding_is_not_felt_and_has_no_gradient():
-    case = Case("channels", 2, 16, 2, "kv")
-    (expected,), (of_x, *others) = case.results(True, directions := case.directions())
+    case = Case("channels", 2, 16, 2)
+    expected, of_x, *others = case.results(True, direction := case.direction())
     case.x, case.coords, case.weights = (
         torch.cat([t, far * torch.randn_like(t[:, :15])], 1)
         for t, far in ((case.x, 1e3), (case.coords, 50.0), (case.weights, 0.0))
     )
-    (found,), (with_padding, *of_others) = case.results(True, directions)
+    found, with_padding, *of_others = case.results(True, direction)
     close(found, expected)
     close(with_padding[:, :POINTS], of_x)
     assert not with_padding[:, POINTS:].any()
@@ -152,17 +171,9 @@ def test_views_are_read_as_what_they_show():
         case.check()
 
 
-def test_gradients_may_be_absent_or_lie_otherwise():
+def test_a_gradient_may_lie_otherwise():
     case = Case("layernorm", 2, 16, 2)
-    q, seen = case.directions()
-    assert seen is not None
-    case.check([q, seen.mT.contiguous().mT])
-    case.check([None, seen])
-    *_, alone = case.results(True, [q, None])
-    of_x, of_matrix, *gains = alone
-    assert of_x.any()
-    assert of_matrix[:32].any()
-    assert not any(gradient.any() for gradient in (of_matrix[32:], *gains))
+    case.check(case.direction().mT.contiguous().mT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -170,13 +181,12 @@ def test_gradients_may_be_absent_or_lie_otherwise():
 def test_half_precision_rounds_the_factors_of_products_alone(norm, dtype):
     case = Case(norm, 2, 96, 2)
     case.x, case.matrix = case.x.to(dtype), case.matrix.to(dtype)
-    directions = case.directions()
-    made, gradients = case.results(True, directions)
+    made = case.results(True, direction := case.direction())
     case.x, case.matrix = case.x.float(), case.matrix.float()
-    exact, expected = case.results(False, directions)
+    exact = case.results(False, direction)
     step = torch.finfo(dtype).eps / (1 if dtype == torch.bfloat16 and DEVICE.type == "cpu" else 2)
-    assert [y.dtype for y in made] == [dtype, torch.float32]
-    for got, wanted in zip([*made, *gradients], [*exact, *expected], strict=True):
+    assert made[0].dtype == torch.float32
+    for got, wanted in zip(made, exact, strict=True):
         assert (got.float() - wanted).norm() < 2 * step * wanted.norm()
 
 
@@ -189,7 +199,7 @@ def test_half_precision_rounds_the_factors_of_products_alone(norm, dtype):
 def test_a_whole_layer_is_the_plain_one(monkeypatch, calls, norm, cross, shared, heads):
     layer, operands = attention_layer("galerkin", norm, 2, 16, heads), sides(cross, shared=shared)
     fused = arranging.with_gradients(layer, operands)
-    assert calls == ([2] if cross else [3])
+    assert len(calls) == 1
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: False)
     for got, expected in zip(fused, arranging.with_gradients(layer, operands), strict=True):
         assert expected.abs().max() > 1e-4
@@ -253,9 +263,7 @@ def test_it_is_used_for_16_bits_and_narrow_heads_on_hopper(monkeypatch):
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
     monkeypatch.setattr(attention, "fused_sums", lambda device: True)
     original = Attention._summed_on_chip
-    monkeypatch.setattr(
-        Attention, "_summed_on_chip", lambda self, *inputs: used.append(len(inputs[2])) or original(self, *inputs)
-    )
+    monkeypatch.setattr(Attention, "_summed_on_chip", lambda self, *inputs: used.append(1) or original(self, *inputs))
 
     def sums(kind: str, norm: str, width: int, dtype: torch.dtype | None) -> bool:
         used.clear()
@@ -281,11 +289,11 @@ def test_it_is_used_for_16_bits_and_narrow_heads_on_hopper(monkeypatch):
 
 
 def test_the_operator_keeps_what_torch_asks_of_operators():
-    x, matrix = (torch.randn(*shape, 8, device=DEVICE, requires_grad=True) for shape in ((2, 5), (48,)))
+    x, matrix = (torch.randn(*shape, 8, device=DEVICE, requires_grad=True) for shape in ((2, 5), (32,)))
     gains = nn.Parameter(torch.randn(2, 2, 8, device=DEVICE))
     tables = Rotary(1, 8).to(DEVICE).tables(torch.rand(2, 5, 1, device=DEVICE))
-    torch.library.opcheck(kernels.summed, (x, matrix, *tables, quadrature(5), gains, 3, True, 1, 1e-5))
-    torch.library.opcheck(kernels.summed, (x, matrix, None, None, quadrature(5), None, 2, False, 1, 1e-5))
+    torch.library.opcheck(kernels.summed, (x, matrix, *tables, quadrature(5), gains, True, 1, 1e-5))
+    torch.library.opcheck(kernels.summed, (x, matrix, None, None, quadrature(5), None, False, 1, 1e-5))
 
 
 COMPILED = """
@@ -297,7 +305,7 @@ from oformer.nn.rotary import Rotary
 switches.fused_kernels = lambda device: True
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
-attention.Attention._sums_on_chip = lambda self, x: True
+attention.Attention._sums_on_chip = lambda self, x, weights: True
 layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
 
 def look(graph, inputs):
@@ -324,4 +332,4 @@ def test_a_compiled_layer_keeps_it_whole():
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("oformer.summed.default") == 1
-    assert not any(name in done.stdout for name in ("arranged", "layer_norm", "linear"))
+    assert not any(name in done.stdout for name in ("layer_norm", "linear"))
