@@ -82,7 +82,12 @@ class Loss:
 
     def __call__(self, operator: Operator, batch: Batch, times: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch and its parts, each a mean over samples."""
-        prediction, target = operator.compare(batch, times, self.scale)
+        return self.of(operator, batch, *operator.compare(batch, times, self.scale))
+
+    def of(
+        self, operator: Operator, batch: Batch, prediction: Tensor, target: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same from what an operator predicted and should have, on the scale of the loss."""
         value = self.error(prediction, target, batch.query.weights).mean()
         parts = {"error": value.detach()}
         if self.derivative:

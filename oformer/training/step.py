@@ -21,6 +21,8 @@ from oformer.training.distributed import ALONE, Ranks
 from oformer.training.graphs import CudaGraphs, Record, Work
 from oformer.training.recipe import Training
 
+# From an operator, a batch, predictions and targets to the loss and its parts.
+Measure = Callable[[Operator, Batch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 RECORDS = 32  # shapes that are recorded; further ones are computed plainly
 # Shapes that the model is compiled for, counting evaluation. torch's own limit, 8, would leave the others uncompiled.
 COMPILED_SHAPES = 64
@@ -82,8 +84,10 @@ class Stepper:
         device = torch.device(device)
         gpu = device.type == "cuda"
         self.operator, self.settings = operator, settings
+        self.measure: Measure = settings.loss.of
         if (gpu and _has_triton()) if settings.compile is None else settings.compile:
             operator.compiled = _compiled(operator)
+            self.measure = torch.compile(settings.loss.of, dynamic=False)
         # Sums over split points are messages between processes, which a graph of one process does not know of.
         if settings.capture and (ranks.splits_points or not (gpu or record)):
             raise InputError(
@@ -123,7 +127,7 @@ class Stepper:
         if self.record is None:
             for p in self._parameters:
                 p.grad = None
-            numbers = add_gradients(self.operator, self.settings, batch, times, self.scale)
+            numbers = add_gradients(self.operator, self.settings, batch, times, self.scale, self._measure(times))
             if self.scale is not None:
                 self.scale.settle([p.grad for p in self._parameters if p.grad is not None])
             return numbers
@@ -133,6 +137,10 @@ class Stepper:
             p.grad = gradient if present else None
         # A copy: the next replay may write over them before anybody has read them.
         return dict(zip(found.names, found.numbers.clone().unbind(), strict=True))
+
+    def _measure(self, times: int) -> Measure:
+        """The compiled loss for whole sequences alone: each horizon of a curriculum would compile it again."""
+        return self.measure if times == self.operator.spec.out_times else self.settings.loss.of
 
     def _work(self, batch: Batch, times: int, record: Record) -> "tuple[_Gradients, Work]":
         """What is to be done for a batch: a replay, with the batch put where it reads, or the plain way."""
@@ -165,7 +173,7 @@ class _Gradients:
         s = self.stepper
         for p in s._parameters:
             p.grad = None
-        found = add_gradients(s.operator, s.settings, self.batch, self.times, s.scale)
+        found = add_gradients(s.operator, s.settings, self.batch, self.times, s.scale, s._measure(self.times))
         self.names, self.numbers = tuple(found), torch.stack(list(found.values()))
         pairs = [(kept, p.grad) for kept, p in zip(s._gradients, s._parameters, strict=True) if p.grad is not None]
         self.present = [p.grad is not None for p in s._parameters]
@@ -177,7 +185,12 @@ class _Gradients:
 
 
 def add_gradients(
-    operator: Operator, settings: Training, batch: Batch, times: int, scale: Scale | None = None
+    operator: Operator,
+    settings: Training,
+    batch: Batch,
+    times: int,
+    scale: Scale | None = None,
+    measure: Measure | None = None,
 ) -> dict[str, Tensor]:
     """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts.
 
@@ -187,12 +200,14 @@ def add_gradients(
         batch: the samples.
         times: how many frames to predict.
         scale: of the loss, and then of the gradients, where they pass through float16.
+        measure: what compares predictions, as `Loss.of` does, which it is by default.
     """
-    turns = settings.accumulate
+    turns, measure = settings.accumulate, measure or settings.loss.of
     size = batch.size // turns
     found = []
     for start in range(0, batch.size, size):
-        value, parts = settings.loss(operator, some_samples(batch, slice(start, start + size)), times)
+        some = some_samples(batch, slice(start, start + size))
+        value, parts = measure(operator, some, *operator.compare(some, times, settings.loss.scale))
         (value / turns if scale is None else value * (scale.value / turns)).backward()
         found.append({"loss": value.detach(), **parts})
     if turns == 1:

@@ -424,6 +424,25 @@ def compare_horizons() -> None:
     assert seen == seen[:1] * 3
 
 
+def test_the_loss_of_whole_sequences_is_compiled_as_well():
+    without_shape_checks("compare_losses()")
+
+
+def compare_losses() -> None:
+    torch.compile = functools.partial(torch.compile, backend="eager")
+    graphs, (batch,) = torch._dynamo.utils.counters["stats"], batches(2)
+    for loss in (Loss(derivative=0.1), Loss("relative-step", derivative=0.1, derivative_boundary="zero")):
+        plain, compiled = navier_stokes(), navier_stokes()
+        steppers = [Stepper(o, training(loss=loss, compile=o is compiled), "cpu") for o in (plain, compiled)]
+        counts = []
+        for times in (SPEC.out_times - 1, SPEC.out_times, SPEC.out_times):
+            one, other = (stepper(batch, times) for stepper in steppers)
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+            assert relative(gradients(compiled), gradients(plain)) < 1e-4
+            counts.append(graphs["unique_graphs"])
+        assert counts[0] < counts[1] == counts[2]
+
+
 # Precision.
 
 
