@@ -6,7 +6,7 @@ be recorded (`training/graphs.py`): `fill` writes the numbers, `move` is the sam
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -36,7 +36,8 @@ class Adam(torch.optim.Optimizer):
     """Adam (Kingma and Ba, 2015) or AdamW (Loshchilov and Hutter, 2019) with AMSGrad (Reddi et al., 2018) if asked for.
 
     Equal to torch's own, whose fused form takes a tensor for the rate but not for beta1, which a one-cycle schedule
-    changes at every step. The saved state has torch's names; all parameters share one count of steps.
+    changes at every step. The moments of all parameters lie side by side, so that a model of many small tensors costs
+    few kernel launches. The saved state has torch's names; all parameters share one count of steps.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Adam(torch.optim.Optimizer):
         super().__init__(parameters, settings)
         self.count = torch.zeros(())
         self.numbers = torch.zeros(5, dtype=parameters[0].dtype, device=parameters[0].device)
+        self._moments: dict[str, Tensor] = {}
+        self._owners: list[Tensor] = []  # of the moments, in their order
 
     def step(self, closure=None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move every parameter once."""
@@ -76,39 +79,41 @@ class Adam(torch.optim.Optimizer):
         group = self.param_groups[0]
         beta1, rest, step_size, unbias, decay = self.numbers.unbind()
         moved = [p for p in group["params"] if p.grad is not None]
-        gradients = [p.grad for p in moved]
-        entries = [self._entry(p, group["amsgrad"]) for p in moved]
-        means, squares = [e["exp_avg"] for e in entries], [e["exp_avg_sq"] for e in entries]
-        if group["weight_decay"] and not group["decoupled"]:
-            gradients = torch._foreach_add(gradients, moved, alpha=group["weight_decay"])
-        torch._foreach_mul_(means, beta1)
-        torch._foreach_add_(means, torch._foreach_mul(gradients, rest))
-        torch._foreach_mul_(squares, BETA2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - BETA2)
-        if group["amsgrad"]:
-            largest = [e["max_exp_avg_sq"] for e in entries]
-            torch._foreach_maximum_(largest, squares)
-            squares = largest
-        sizes = torch._foreach_sqrt(squares)
-        torch._foreach_mul_(sizes, unbias)
-        torch._foreach_add_(sizes, EPSILON)
-        changes = torch._foreach_div(means, sizes)
-        torch._foreach_mul_(changes, step_size)
-        if group["weight_decay"] and group["decoupled"]:
+        if not moved:
+            return
+        mean, square, *largest = self._side_by_side(moved, group["amsgrad"])
+        gradient, weights = _joined([p.grad for p in moved]), _joined(moved) if group["weight_decay"] else None
+        if weights is not None and not group["decoupled"]:
+            gradient = gradient.add(weights, alpha=group["weight_decay"])
+        mean.mul_(beta1).add_(gradient * rest)
+        square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        if largest:
+            square = torch.maximum(largest[0], square, out=largest[0])
+        change = mean / square.sqrt().mul_(unbias).add_(EPSILON)
+        change.mul_(step_size)
+        if weights is not None and group["decoupled"]:
             # Added to the change: in float32 a factor 1 - rate * decay would mostly be one.
-            torch._foreach_add_(changes, torch._foreach_mul(moved, decay))
-        torch._foreach_add_(moved, changes)
+            change.add_(weights.mul_(decay))
+        torch._foreach_add_(moved, _apart(change, moved))
 
-    def _entry(self, p: Tensor, amsgrad: bool) -> dict[str, Tensor]:
-        entry = self.state[p]
-        if not entry:
-            names = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
-            entry.update({"step": self.count, **{name: torch.zeros_like(p) for name in names}})
-        return entry
+    def _side_by_side(self, moved: list[nn.Parameter], amsgrad: bool) -> list[Tensor]:
+        """The moments of these parameters, each kind in one piece; the state of a parameter shows its part."""
+        names = ("exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * amsgrad)
+        if [id(p) for p in moved] != [id(p) for p in self._owners]:
+            for p in moved:
+                if not self.state[p]:
+                    self.state[p].update({"step": self.count, **{name: torch.zeros_like(p) for name in names}})
+            self._moments = {name: _joined([self.state[p][name] for p in moved]) for name in names}
+            self._owners = list(moved)
+            for name, moments in self._moments.items():
+                for p, part in zip(moved, _apart(moments, moved), strict=True):
+                    self.state[p][name] = part
+        return [self._moments[name] for name in names]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take moments and count back."""
         super().load_state_dict(state_dict)
+        self._moments, self._owners = {}, []
         self.count = torch.tensor(max((float(entry["step"]) for entry in self.state.values()), default=0.0))
         for entry in self.state.values():
             entry["step"] = self.count
@@ -161,6 +166,17 @@ class Muon(torch.optim.Optimizer):
         if not entry:
             entry["momentum"] = torch.zeros_like(p)
         return entry["momentum"]
+
+
+def _joined(tensors: Sequence[Tensor | None]) -> Tensor:
+    """All their numbers in one piece."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors if tensor is not None])
+
+
+def _apart(numbers: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What is joined, in the shapes of the tensors."""
+    parts = numbers.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _write(numbers: Tensor, values: list[float]) -> None:
@@ -255,8 +271,8 @@ class Descent:
     def state(self) -> dict[str, Tensor]:
         """All moments as named tensors."""
         return {
-            # All parameters share one count of steps, and a file holds no tensor twice.
-            f"{n}.{index}.{name}": value.clone() if name == "step" else value
+            # Copies: parameters share one count of steps, and Adam's moments one piece of memory.
+            f"{n}.{index}.{name}": value.clone()
             for n, optimizer in enumerate(self.optimizers)
             for index, entry in optimizer.state_dict()["state"].items()
             for name, value in entry.items()

@@ -347,3 +347,28 @@ def test_average_does_not_follow_on_its_own():
 def test_a_part_that_does_not_exist_is_refused_before_the_first_step():
     with pytest.raises(InputError, match="encoder"):
         Descent(operator(), Optimizer(clip=(("encodre", 1.0),)))
+
+
+def test_adam_keeps_the_moments_of_parameters_that_come_and_go():
+    """Against the formula for each parameter alone; the count of steps is common."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((3, 2), (4,), (), (2, 2))]
+    plain = [p.detach().clone() for p in parameters]
+    moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in plain]
+    adam = Adam(parameters, 1e-2, weight_decay=0.1)
+    for count, present in enumerate(([0, 1, 3], [0, 1, 2, 3], [2], [], [1, 3], [0, 1, 2, 3]), 1):
+        for n, p in enumerate(parameters):
+            p.grad = torch.randn_like(p) if n in present else None
+        adam.step()
+        for n in present:
+            mean, square = moments[n]
+            gradient = parameters[n].grad
+            assert gradient is not None
+            mean.mul_(0.9).add_(0.1 * gradient)
+            square.mul_(0.999).add_(0.001 * gradient.square())
+            size = (square / (1 - 0.999**count)).sqrt() + 1e-8
+            plain[n] -= 1e-2 * (mean / (1 - 0.9**count) / size + 0.1 * plain[n])
+        torch.testing.assert_close([p.detach() for p in parameters], plain, rtol=1e-12, atol=1e-12)
+        for n, p in enumerate(parameters):
+            if adam.state[p]:
+                torch.testing.assert_close(adam.state[p]["exp_avg"], moments[n][0])
