@@ -412,7 +412,7 @@ class OFormer(OperatorModel):
             step = chain(self.steps[0], step_norm, self.config.propagator.context, "gelu")
             read = chain(self.heads[0], read_norm, self.config.decoder.context, self.config.decoder.activation)
             bias, epsilon = self.heads[0].layers[-1].bias, step_norm.eps
-            part = PART // 4 if self.recompute else PART  # smaller products take longer, and less memory
+            part = PART // 2 if self.recompute else PART  # smaller products take longer, and less memory
             values = march(z.flatten(0, 1), step, read, bias, times, epsilon, part)
         return values.unflatten(1, (batch, queries)).transpose(0, 1)
 
