@@ -1,8 +1,8 @@
 """Over HTTP: the answers are the predictor's, everything else is refused with a sentence, and nothing is mixed up."""
 
 import dataclasses
-import io
 import functools
+import io
 import json
 import os
 import random
