@@ -132,7 +132,8 @@ class Generate:
         splits = first_and_last(count, train, test)
         problem = problem.split_after(splits["train"][1]) if "train" in splits else problem
         folder = self.out or dataset_folder(problem, count, seed, Path("datasets"))
-        say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
+        if _first_rank():
+            say(f"{count:,} samples of {problem.card.title}, about {estimate(problem, count, storage) / 1e6:,.0f} MB.")
         store = generate(
             problem, count, seed=seed, folder=folder, splits=splits, device=_device(self.device),
             batch=self.batch, shard=_shard(self.shard), storage=storage, workers=self.workers,

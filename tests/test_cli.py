@@ -299,6 +299,20 @@ def test_what_only_one_rank_may_meet_is_said_by_it(capsys, tmp_path, monkeypatch
     assert "a place that can be written" in capsys.readouterr().err
 
 
+def test_ranks_that_generate_say_what_is_their_own(capsys, tmp_path, monkeypatch):
+    small = ["--points", "64", "--solver-points", "64", "--modes", "6", "--steps", "4", "--count", "4"]
+    said = []
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert main(["generate", "burgers", *small, "--out", str(tmp_path / "data")]) == 0
+        said.append(capsys.readouterr().err)
+    assert "4 samples" not in said[0]
+    assert "This share" in said[0] + said[1]
+    assert "4 samples" in said[1]
+    assert "is complete" in said[1]
+
+
 def _bad_input(folder: Path, name: str) -> list[str]:
     """Arguments that hand over a damaged or wrong file."""
     run, x = "outputs/burgers-demo", np.arange(8.0)[:, None]

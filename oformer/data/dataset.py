@@ -22,7 +22,7 @@ from oformer.data.store import Store, check_grid
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field, Sample, Spec, check_field, check_sample
 from oformer.meshes.grids import thinning
-from oformer.meshes.subsets import keep_points
+from oformer.meshes.subsets import keep_points, usual_weights
 from oformer.seeds import torch_generator
 
 
@@ -371,13 +371,8 @@ def _kept_count(points: int, keep: float) -> int:
 
 
 def _kept(field: Field, keep: float, generator: torch.Generator, spec: Spec) -> Field:
-    """A random choice of the points, with weights of their own.
-
-    On a grid they make a sum over the points a quadrature. On a mesh every point weighs the same, small or large as its
-    triangles are, and the same is left of them.
-    """
-    weights = "gaps" if spec.dim == 1 else "cells" if spec.grid is not None else "scaled"
-    return keep_points(field.batched(), keep, generator, weights, spec.periods).single(0)
+    """A random choice of the points, with weights of their own."""
+    return keep_points(field.batched(), keep, generator, usual_weights(spec), spec.periods).single(0)
 
 
 def _spec_of(

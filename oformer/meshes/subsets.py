@@ -7,13 +7,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field
+from oformer.fields import Field, Spec
 from oformer.meshes.grids import line_weights
 from oformer.meshes.voronoi import given_to_nearest
 
 # What the chosen points weigh: their old weights scaled up to sum one; on a line, the half-gaps to their neighbors; or
 # their old weights and those of the points left out that are nearest to them.
 SubsetWeights = Literal["scaled", "gaps", "cells"]
+
+
+def usual_weights(spec: Spec) -> SubsetWeights:
+    """What some of the points of a problem weigh where nobody says otherwise.
+
+    On a grid they make a sum over the points a quadrature. On a mesh every point weighs the same, small or large as its
+    triangles are, and the same is left of them.
+    """
+    return "gaps" if spec.dim == 1 else "cells" if spec.grid is not None else "scaled"
 
 
 def keep_points(

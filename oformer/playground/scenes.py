@@ -26,6 +26,7 @@ from oformer.fields import Field, Sample, Spec
 from oformer.meshes.grids import cell_grid, line_weights, periodic_grid, thinning
 from oformer.meshes.library import mesh_of
 from oformer.meshes.shapes import CENTER
+from oformer.meshes.subsets import usual_weights
 from oformer.meshes.triangles import Mesh, edge_middles
 from oformer.meshes.voronoi import given_to_nearest
 from oformer.playground.starts import STARTS_FILE, free_flow, read_starts
@@ -91,10 +92,10 @@ class Sensors:
         rows = torch.unique(torch.cat([rows, torch.tensor(nearest, dtype=rows.dtype)]))
         if not len(rows):
             raise InputError("at least one sensor", "none", "Add one, or erase fewer")
-        weights = known.input.weights[rows]
-        if spec.dim == 1:
+        weights, kind = known.input.weights[rows], usual_weights(spec)
+        if kind == "gaps":
             weights = line_weights(coords[rows], spec.periods[0] if spec.periods else None)
-        elif spec.grid is not None:
+        elif kind == "cells":
             blind = usual[~torch.isin(usual, rows)]
             places, given = coords[blind][None], known.input.weights[blind][None]
             everywhere = torch.ones_like(weights[None], dtype=torch.bool)

@@ -355,8 +355,13 @@ def test_padding_and_order_change_nothing(monkeypatch, calls, kind, cross):
 @each_kind
 def test_sums_over_points_that_come_in_chunks(monkeypatch, calls, kind):
     monkeypatch.setattr(attention, "rounded_products", lambda: True)
-    layer, ((x, coords, weights),) = attention_layer(kind, "channels", 2, 16, 2), sides(cross=False)
-    found = []
+    sum_in_chunks(attention_layer(kind, "channels", 2, 16, 2))
+    assert len(calls) == 3
+
+
+def sum_in_chunks(layer: Attention) -> Tensor:
+    """The sum over all points, which is that of the sums over chunks."""
+    ((x, coords, weights),), found = sides(cross=False), []
 
     def keep(part: Tensor) -> Tensor:
         found.append(part)
@@ -368,7 +373,7 @@ def test_sums_over_points_that_come_in_chunks(monkeypatch, calls, kind):
             call(layer, [(x[:, part], coords[:, part], weights[:, part])])
     whole, first, second = found
     close(first + second, whole)
-    assert len(calls) == 3
+    return whole
 
 
 def test_it_is_used_only_where_it_fits(monkeypatch, calls):

@@ -344,7 +344,7 @@ aot_eager = torch._dynamo.lookup_backend("aot_eager")
 x = torch.rand(3, 7, 16, device=device, requires_grad=True)
 compiled = torch.compile(feed_forward, backend=look, dynamic=False, fullgraph=True)
 
-def check(**tolerance):
+def check():
     results = []
     for function in (feed_forward, compiled):
         torch.manual_seed(0)

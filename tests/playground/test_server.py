@@ -1,6 +1,7 @@
 """Over HTTP: the answers are the predictor's, everything else is refused with a sentence, and nothing is mixed up."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -580,7 +581,9 @@ def test_a_port_that_is_taken_is_said_plainly(server, checkpoints):
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
 def test_the_command_serves_until_it_is_told_to_stop(checkpoints):
     command = [sys.executable, "-m", "oformer", "serve", str(checkpoints["burgers"]), "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    # Who runs the tests in the background may have it ignore this signal, and children would do so, too.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heard)
     assert process.stderr is not None
     try:
         lines = [process.stderr.readline() for _ in range(2)]
