@@ -47,7 +47,7 @@ class Case:
     recipe: str
     device: str
     precision: str
-    mode: str  # plain: eager, without fused kernels; eager; compiled; recipe: as the recipe trains
+    mode: str  # plain: eager, without fused kernels; eager; compiled; recipe: as the recipe trains; sparing: that with recomputation
     batch: int
     grid: tuple[int, ...]
     steps: int
@@ -208,8 +208,8 @@ class Trainer:
 def _settings(case: Case, recipe: Recipe) -> Training:
     """How the recipe trains, or a plainer way."""
     settings = dataclasses.replace(recipe.training, precision=case.precision, steps=max(recipe.training.steps, 1000))
-    if case.mode == "recipe":
-        return settings
+    if case.mode in ("recipe", "sparing"):
+        return dataclasses.replace(settings, recompute=settings.recompute or case.mode == "sparing")
     return dataclasses.replace(settings, compile=case.mode == "compiled", capture=False, recompute=False)
 
 

@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 REFERENCE = HERE / "reference.csv"
 NAMES = ("ns2-full", "darcy-141", "burgers-2048", "electro@16")
 SEQUENCES = "ns2-full"  # the recipe of inference, growth and horizon
-MODES = ("plain", "eager", "compiled", "recipe")
+MODES = ("plain", "eager", "compiled", "recipe", "sparing")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 DEFAULT = ("train", "infer")
 SLOWER, LARGER = 0.95, 1.05  # parts of the reference's speed and memory beyond which a row is flagged
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     names = f"recipes to train, NAME or NAME@BATCH (default: {' '.join(NAMES)}); of the other sections the first"
     batch = f"samples per step (default: the recipe's; on a CPU {CPU_BATCH})"
     points = f"points along each axis (default: the recipe's; on a CPU about {CPU_POINTS} in all)"
-    modes = "plain: eager without fused kernels; recipe: as the recipe trains (default: plain and recipe)"
+    modes = "plain: eager, no fused kernels; recipe: as it trains; sparing: with recomputation (default: plain, recipe)"
     precision = "one or more (default: float32 of plain, the recipe's own of recipe)"
     sizes = "points of growth, steps in time of horizon"
     parser.add_argument("--what", nargs="+", choices=(*SECTIONS, "all"), default=list(DEFAULT), help=what)
@@ -194,6 +194,8 @@ def _cases(what: str, name: str, device: str, options: argparse.Namespace) -> It
         sizes = tuple(sorted(options.sizes or usual))
     # Many shapes would be compiled one after the other: growth is measured without.
     usual_modes = ("plain", "recipe") if not sizes else ("eager",)
+    if what == "train" and recipe.data_spec().out_times > 1:  # where there is much to recompute
+        usual_modes += ("sparing",)
     steps = options.steps or (GPU_STEPS if gpu else CPU_STEPS)
     for mode in options.modes or usual_modes:
         usual_precision = "float32" if mode == "plain" else used_precision(recipe.training, torch.device(device))

@@ -79,9 +79,13 @@ class OperatorModel(nn.Module):
         """Values of shape (batch, times, queries, channels), from what `encode` gave."""
         raise NotImplementedError
 
-    def compiled(self) -> Callable[..., Tensor]:
-        """The forward pass, compiled for each shape that it meets."""
-        return torch.compile(self.forward, dynamic=False)
+    def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
+        """The forward pass, compiled for each shape that it meets, with what prepares input and query for it."""
+
+        def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
+            return self.forward(*prepare(input, query), times)
+
+        return torch.compile(forward, dynamic=False)
 
     def forward(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """Values at the query points for `times` steps (the problem's own number where not given)."""
@@ -132,7 +136,7 @@ class Operator(nn.Module):
         self.register_buffer("box", torch.tensor([[0.0] * spec.dim, [1.0] * spec.dim]))
         # The type the model computes in under autocast; scaling, statistics and losses stay in float32.
         self.autocast: torch.dtype | None = None
-        # What computes the model's forward pass in its place, for as long as somebody wants it compiled.
+        # What computes `normalized` and the model's forward pass, for as long as somebody wants them compiled.
         self.compiled: Callable[..., Tensor] | None = None
 
     @property
@@ -203,18 +207,22 @@ class Operator(nn.Module):
 
     def predict_normalized(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
-        input, query = self.normalized(input, query)
+        if self.compiled is None:
+            input, query = self.normalized(input, query)
         with self.rounded(input.coords.device):
             values = (self.compiled or self.model)(input, query, times)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def compare(self, batch: Batch, times: int, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:
         """Prediction and target of the first `times` frames on the scale that a loss asks for."""
-        target = batch.target[:, :times]
-        prediction = self.predict_normalized(batch.input, batch.query, times)
+        return self.on_scale(self.predict_normalized(batch.input, batch.query, times), batch, scale)
+
+    def on_scale(self, values: Tensor, batch: Batch, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:
+        """What the model said of the first frames of a batch, and what it should have said."""
+        target = batch.target[:, : values.shape[1]]
         if scale == "normalized":
-            return prediction, self.target_scale(target, batch.query.coords)
-        return self.to_physical(prediction, batch.query.coords), target
+            return values, self.target_scale(target, batch.query.coords)
+        return self.to_physical(values, batch.query.coords), target
 
 
 def _grow(low: Tensor, high: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,6 +129,8 @@ class OFormer(OperatorModel):
         """Build all layers for a problem of the given shape."""
         super().__init__()
         self.config, self.spec = config, spec
+        # Layers that turn alike share what turns them: a compiler then sees that their tables are the same.
+        self._rotaries: dict[tuple[int, float], Rotary] = {}
         e, q, p, d = config.encoder, config.query, config.propagator, config.decoder
         if spec.out_times > 1 and p.depth < 1:
             raise InputError("a propagator for a problem in time", "depth 0", "Set propagator.depth to 1 or more")
@@ -191,8 +193,10 @@ class OFormer(OperatorModel):
 
     def _attention(self, width: int, heads: int, multiplier: float, dropout: float = 0.0) -> Attention:
         c = self.config
-        rotary = Rotary(self.spec.dim, width, multiplier, c.rotary, self.spec.periods, c.rotary_modes)
-        return Attention(width, heads, c.attention, c.norm, rotary, dropout)
+        if (width, multiplier) not in self._rotaries:
+            rotary = Rotary(self.spec.dim, width, multiplier, c.rotary, self.spec.periods, c.rotary_modes)
+            self._rotaries[width, multiplier] = rotary
+        return Attention(width, heads, c.attention, c.norm, self._rotaries[width, multiplier], dropout)
 
     @torch.no_grad()
     def _initialize(self) -> None:
@@ -322,17 +326,18 @@ class OFormer(OperatorModel):
             return self._roll(z, query, times)
         return self.decode(self.propagate(z, query, times), query)
 
-    def compiled(self) -> Callable[..., Tensor]:
+    def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
         """The forward pass, compiled in two parts where time marches: up to its start, and one step.
 
         A rollout of any length consists of these, so that a longer horizon does not compile anything again.
         """
         if self.spec.out_times == 1:
-            return super().compiled()
+            return super().compiled(prepare)
         begin = torch.compile(lambda input, query: self.query(self.encode(input), input, query), dynamic=False)
         step = torch.compile(self._step, dynamic=False)
 
         def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
+            input, query = prepare(input, query)
             return self._roll(begin(input, query), query, self.spec.out_times if times is None else times, step)
 
         return forward

@@ -109,8 +109,7 @@ def answered(layer: "Attention", mixed: Float[Tensor, "batch queries width"]) ->
     """What is left of the projection of the heads: its bias and the dropout."""
     if isinstance(layer.out, nn.Identity):
         return mixed
-    projection, dropout = layer.out
-    return dropout(mixed + projection.bias)
+    return layer.out[1](mixed + layer.out.get_parameter("0.bias"))
 
 
 def softmax_product(
@@ -369,12 +368,12 @@ class Attention(nn.Module):
         seen: Float[Tensor, "batch heads_width width"],
     ) -> Float[Tensor, "batch points width"]:
         """What the points read from sums that are joined over the heads."""
-        from oformer.nn.attention_kernels import looked_up
+        from oformer.nn.attention_lookup_kernels import looked_up
 
         kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
-        cos, sin, root, _ = self._of_points((), tables, weights)
+        cos, sin, _, _ = self._of_points((), tables, weights)
         dim = 1 if self.rotary is None else len(self.rotary.frequencies)
-        return looked_up(x.to(kind), self.q.weight.to(kind), cos, sin, root, seen.to(kind), dim)
+        return looked_up(x.to(kind), self.q.weight.to(kind), cos, sin, seen.to(kind), dim)
 
     def _of_points(
         self, parts: tuple[Part, ...], tables: Tables | None, weights: Float[Tensor, "batch points"]

@@ -22,7 +22,6 @@ of 32 and 16: in one of 64, a quarter of all work would be wasted.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -57,8 +56,7 @@ def arranged(
     Args:
         x: (batch, points, width); or, where there is no matrix, its projection (batch, points, parts, heads, width).
             Samples may share memory.
-        matrix: (parts x heads x width, width), of one to three parts and of the type of x; or one for each sample,
-            (batch, parts x heads x width, width), which has no gradient then.
+        matrix: (parts x heads x width, width), of one to three parts and of the type of x.
         cos: (batch or 1, points, width / 2), of the angles that pairs of channels are turned by; see `Rotary`.
         sin: likewise; both are needed where a part is turned.
         root: (batch or 1, points), roots of the quadrature weights.
@@ -155,59 +153,8 @@ def of_factors(
 arranged.register_autograd(_back, setup_context=_keep)
 
 
-class _LookedUp(torch.autograd.Function):
-    """Queries times the sums over points; their gradient is turned back in the kernel that multiplies by the sums."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        matrix: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        root: Tensor,
-        seen: Tensor,
-        dim: int,
-    ) -> Tensor:
-        (queries,) = arranged(x, matrix, cos, sin, root, None, *_turned_only(cos), dim, 0.0)
-        ctx.save_for_backward(x, matrix, cos, sin, root, seen, queries)
-        ctx.dim = dim
-        return queries.flatten(2) @ seen
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, matrix, cos, sin, root, seen, queries = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        back = None if sin is None else -sin
-        (of_projection,) = arranged(gradient, seen, cos, back, root, None, *_turned_only(cos), ctx.dim, 0.0)
-        of_x, of_matrix = of_factors(of_projection.unsqueeze(2), x, matrix, ctx.needs_input_grad)
-        return of_x, of_matrix, None, None, None, queries.flatten(2).mT @ gradient, None
-
-
-def looked_up(
-    x: Tensor, matrix: Tensor, cos: Tensor | None, sin: Tensor | None, root: Tensor, seen: Tensor, dim: int
-) -> Tensor:
-    """What the points read from the sums: their queries times (batch, heads x width, out), of one type.
-
-    Args:
-        x: (batch, points, width), as `arranged` takes it, like all that follows.
-        matrix: of the queries.
-        cos: of the angles that these are turned by, or None.
-        sin: likewise.
-        root: as there; queries are not weighted.
-        seen: what each channel of each head reads.
-        dim: number of coordinates.
-    """
-    return _LookedUp.apply(x, matrix, cos, sin, root, seen, dim)  # pyright: ignore[reportReturnType]
-
-
-def _turned_only(cos: Tensor | None) -> tuple[list[bool], ...]:
-    """The choices for queries that are not normalized."""
-    return [False], [cos is not None], [False], [False]
-
-
 def _heads(x: Tensor, matrix: Tensor | None, parts: int) -> int:
-    return x.shape[3] if matrix is None else matrix.shape[-2] // (parts * x.shape[-1])
+    return x.shape[3] if matrix is None else matrix.shape[0] // (parts * x.shape[-1])
 
 
 def _empty_results(x: Tensor, matrix: Tensor | None, heads_first: Sequence[bool]) -> list[Tensor]:
@@ -275,7 +222,6 @@ def _launch(
         x, x if matrix is None else matrix.contiguous(), cos, sin, root,
         root if gains is None else gains.contiguous(), batch, points,
         *x.stride()[:2], *(x.stride()[2:4] if matrix is None else (0, 0)),
-        0 if matrix is None or matrix.dim() == 2 else matrix.shape[1] * width,
         *_strides(cos), *_strides(sin), *_strides(root),
     ]  # fmt: skip
     if matrix is None:
@@ -489,7 +435,7 @@ def _result_at(sample, row, head, points, FIRST: tl.constexpr, HEADS: tl.constex
 @triton.jit
 def _arrange(
     x, matrix, cos, sin, root, gains, batch, points,
-    by_sample, by_point, by_part, by_head, matrix_by_sample,
+    by_sample, by_point, by_part, by_head,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     result0, result1, result2,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
@@ -500,7 +446,7 @@ def _arrange(
     """All parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
-    here, matrix = x + sample * by_sample + row * by_point, matrix + sample * matrix_by_sample
+    here = x + sample * by_sample + row * by_point
     c, s, factors = (), (), ()
     if TURNED:
         c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
@@ -554,7 +500,7 @@ def _store(to, p, q, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl
 @triton.jit
 def _arrange_back(
     x, matrix, cos, sin, root, gains, batch, points,
-    by_sample, by_point, by_part, by_head, matrix_by_sample,
+    by_sample, by_point, by_part, by_head,
     cos_by_sample, cos_by_point, sin_by_sample, sin_by_point, root_by_sample, root_by_point,
     gradient0, gradient1, gradient2, result, sums,
     NORMALIZED: tl.constexpr, TURNED: tl.constexpr, WEIGHTED: tl.constexpr, HEADS_FIRST: tl.constexpr,
@@ -565,7 +511,7 @@ def _arrange_back(
     """The gradient of all parts and heads of some points."""
     sample, row, exists = _place(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
-    here, matrix = x + sample * by_sample + row * by_point, matrix + sample * matrix_by_sample
+    here = x + sample * by_sample + row * by_point
     c, s, factors = (), (), ()
     if TURNED:
         c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)

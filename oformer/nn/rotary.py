@@ -7,7 +7,9 @@ Differs: the paper multiplies coordinates by the number of points; the released 
 layer (`multiplier`). Neither is periodic; `integer` frequencies are our addition for periodic domains.
 """
 
+import functools
 import math
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -15,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
+from oformer.switches import kernels_on
 
 Frequencies = Literal["ladder", "integer"]
 Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points angles"]]
@@ -39,7 +42,18 @@ def _turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-turns = torch.library.custom_op("oformer::turns", _turns, mutates_args=())
+@torch.library.custom_op("oformer::turns", mutates_args=())
+def turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where a compiler may not take it apart, in one kernel where there is one."""
+    kernels = _kernels(coords.device)
+    if kernels is None or coords.dtype != torch.float32:
+        return _turns(coords, frequencies)
+    return kernels.turns(coords, frequencies)
+
+
+@functools.cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    return kernels_on(device, "oformer.nn.rotary_kernels")
 
 
 @turns.register_fake

@@ -82,12 +82,11 @@ class Loss:
 
     def __call__(self, operator: Operator, batch: Batch, times: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch and its parts, each a mean over samples."""
-        return self.of(operator, batch, *operator.compare(batch, times, self.scale))
+        return self.of(operator, batch, operator.predict_normalized(batch.input, batch.query, times))
 
-    def of(
-        self, operator: Operator, batch: Batch, prediction: Tensor, target: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same from what an operator predicted and should have, on the scale of the loss."""
+    def of(self, operator: Operator, batch: Batch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same from what the model of an operator said, on its unit scale."""
+        prediction, target = operator.on_scale(values, batch, self.scale)
         value = self.error(prediction, target, batch.query.weights).mean()
         parts = {"error": value.detach()}
         if self.derivative:

@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from oformer.errors import unknown_name
 from oformer.models.base import Operator
+from oformer.switches import kernels_on
 from oformer.training.graphs import Record, Work
 
 BETA2, EPSILON = 0.999, 1e-8  # of Adam, torch's defaults
@@ -37,7 +39,8 @@ class Adam(torch.optim.Optimizer):
 
     Equal to torch's own, whose fused form takes a tensor for the rate but not for beta1, which a one-cycle schedule
     changes at every step. The moments of all parameters lie side by side, so that a model of many small tensors costs
-    few kernel launches. The saved state has torch's names; all parameters share one count of steps.
+    few kernel launches, or one (`adam_kernels.py`). The saved state has torch's names; all parameters share one count
+    of steps.
     """
 
     def __init__(
@@ -48,10 +51,24 @@ class Adam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         decoupled: bool = True,
         amsgrad: bool = False,
+        steady: bool = False,
     ):
-        """Take parameters; decoupled weight decay is AdamW's."""
+        """Take parameters.
+
+        Args:
+            parameters: to be moved.
+            lr: the rate.
+            beta1: the first decay.
+            weight_decay: of all parameters.
+            decoupled: whether it is AdamW's.
+            amsgrad: whether to divide by the largest squares so far.
+            steady: whether gradients mostly lie where they lay before, so that one kernel may know where.
+        """
         settings = {"lr": lr, "beta1": beta1, "weight_decay": weight_decay, "decoupled": decoupled, "amsgrad": amsgrad}
         super().__init__(parameters, settings)
+        device, single = parameters[0].device, all(p.dtype == torch.float32 for p in parameters)
+        self._kernels = kernels_on(device, "oformer.training.adam_kernels") if steady and single else None
+        self._table: tuple[list[int], Tensor] | None = None  # addresses, and what the kernel makes of them
         self.count = torch.zeros(())
         self.numbers = torch.zeros(5, dtype=parameters[0].dtype, device=parameters[0].device)
         self._moments: dict[str, Tensor] = {}
@@ -81,8 +98,14 @@ class Adam(torch.optim.Optimizer):
         moved = [p for p in group["params"] if p.grad is not None]
         if not moved:
             return
-        mean, square, *largest = self._side_by_side(moved, group["amsgrad"])
-        gradient, weights = _joined([p.grad for p in moved]), _joined(moved) if group["weight_decay"] else None
+        moments = self._side_by_side(moved, group["amsgrad"])
+        gradients = [p.grad for p in moved if p.grad is not None]
+        if self._kernels is not None and all(t.is_contiguous() for t in (*moved, *gradients)):
+            table = self._blocks(self._kernels, moved, gradients)
+            self._kernels.move(table, moments, self.numbers, group["weight_decay"], group["decoupled"], BETA2, EPSILON)
+            return
+        mean, square, *largest = moments
+        gradient, weights = _joined(gradients), _joined(moved) if group["weight_decay"] else None
         if weights is not None and not group["decoupled"]:
             gradient = gradient.add(weights, alpha=group["weight_decay"])
         mean.mul_(beta1).add_(gradient * rest)
@@ -109,6 +132,13 @@ class Adam(torch.optim.Optimizer):
                 for p, part in zip(moved, _apart(moments, moved), strict=True):
                     self.state[p][name] = part
         return [self._moments[name] for name in names]
+
+    def _blocks(self, kernels: ModuleType, moved: list[nn.Parameter], gradients: list[Tensor]) -> Tensor:
+        """The kernel's table, made anew where something lies elsewhere than before."""
+        addresses = [tensor.data_ptr() for tensor in (*moved, *gradients)]
+        if self._table is None or self._table[0] != addresses:
+            self._table = addresses, kernels.blocks(moved, gradients)
+        return self._table[1]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take moments and count back."""
@@ -168,9 +198,9 @@ class Muon(torch.optim.Optimizer):
         return entry["momentum"]
 
 
-def _joined(tensors: Sequence[Tensor | None]) -> Tensor:
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
     """All their numbers in one piece."""
-    return torch.cat([tensor.reshape(-1) for tensor in tensors if tensor is not None])
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _apart(numbers: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -231,6 +261,7 @@ class Descent:
             weight_decay=settings.weight_decay,
             decoupled=settings.kind != "adam",
             amsgrad=settings.amsgrad,
+            steady=record is not None,
         )
         self.muon = Muon(matrices, settings.matrix_rate, settings.weight_decay) if matrices else None
         self.optimizers: list[Adam | Muon] = [self.adam, *([self.muon] if self.muon else [])]

@@ -21,8 +21,8 @@ from oformer.training.distributed import ALONE, Ranks
 from oformer.training.graphs import CudaGraphs, Record, Work
 from oformer.training.recipe import Training
 
-# From an operator, a batch, predictions and targets to the loss and its parts.
-Measure = Callable[[Operator, Batch, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+# From an operator, a batch, and what the model said of it on unit scale to the loss and its parts.
+Measure = Callable[[Operator, Batch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 RECORDS = 32  # shapes that are recorded; further ones are computed plainly
 # Shapes that the model is compiled for, counting evaluation. torch's own limit, 8, would leave the others uncompiled.
 COMPILED_SHAPES = 64
@@ -44,13 +44,15 @@ class Scale:
 
     def __init__(self, device: torch.device):
         """Begin where gradients of means over many points need it to be."""
-        self.value = torch.full((), 2.0**16, device=device)
+        self.value, self._nothing = torch.full((), 2.0**16, device=device), torch.zeros((), device=device)
 
     def settle(self, gradients: list[Tensor]) -> None:
         """Undo the scale in gradients; all are zero where one is not finite."""
-        finite = torch.stack(torch._foreach_norm(gradients)).isfinite().all()
+        # Of one long tensor the plain norm is several times as fast.
+        norms = torch._foreach_norm(gradients) if len(gradients) > 1 else [gradients[0].norm()]
+        finite = torch.stack(norms).isfinite().all()
         for gradient in gradients:
-            gradient.copy_(torch.where(finite, gradient / self.value, 0.0))
+            torch.where(finite, gradient / self.value, self._nothing, out=gradient)
         self.value *= torch.where(finite, 2 ** (1 / self.PATIENCE), 0.5)
 
     @contextlib.contextmanager
@@ -207,7 +209,7 @@ def add_gradients(
     found = []
     for start in range(0, batch.size, size):
         some = some_samples(batch, slice(start, start + size))
-        value, parts = measure(operator, some, *operator.compare(some, times, settings.loss.scale))
+        value, parts = measure(operator, some, operator.predict_normalized(some.input, some.query, times))
         (value / turns if scale is None else value * (scale.value / turns)).backward()
         found.append({"loss": value.detach(), **parts})
     if turns == 1:
@@ -225,7 +227,7 @@ def _compiled(operator: Operator) -> Callable[..., Tensor]:
 
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, COMPILED_SHAPES)
-    return operator.model.compiled()
+    return operator.model.compiled(operator.normalized)
 
 
 def _has_triton() -> bool:

@@ -97,6 +97,10 @@ def test_a_mode_other_than_the_recipes_is_taken_from_the_case():
         training=dataclasses.replace(RECIPES["burgers-2048"].training, compile=True, recompute=True),
     )
     assert measure._settings(case("train", mode="recipe"), recipe).recompute
+    own = RECIPES["burgers-2048"]
+    assert not measure._settings(case("train", mode="recipe"), own).recompute
+    sparing = measure._settings(case("train", mode="sparing"), own)
+    assert sparing == dataclasses.replace(measure._settings(case("train", mode="recipe"), own), recompute=True)
     plain = measure._settings(case("train", mode="plain"), recipe)
     assert not plain.compile
     assert not plain.recompute

@@ -13,7 +13,7 @@ from oformer.nn.rotary import Rotary
 from tests.nn import test_attention_kernels as arranging
 from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
 
-arranging_kernels = pytest.importorskip("oformer.nn.attention_kernels", exc_type=ImportError)
+lookup_kernels = pytest.importorskip("oformer.nn.attention_lookup_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.nn.attention_sums_kernels", exc_type=ImportError)
 
 POINTS = 37 if DEVICE.type == "cpu" else 150  # see below
@@ -27,7 +27,7 @@ def several_programs(monkeypatch):
     """Three blocks, of which the last is not full, in two programs for each sample and head, or more."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr(kernels, "_ROWS", 16)
-        monkeypatch.setattr("oformer.nn.attention_kernels._ROWS", 16)
+        monkeypatch.setattr(lookup_kernels, "_ROWS", 16)
     monkeypatch.setattr(kernels, "_PROGRAMS", 2 * BATCH * 3)
 
 
@@ -115,7 +115,7 @@ def test_points_read_what_queries_would_read(shape):
         q = q if rotary is None else rotary(q, tuple(table.expand(BATCH, -1, -1) for table in tables))
         return q.flatten(2) @ seen
 
-    fused, expected = arranging_kernels.looked_up(x, matrix, *tables, quadrature(POINTS), seen, max(dim, 1)), plain()
+    fused, expected = lookup_kernels.looked_up(x, matrix, *tables, seen, max(dim, 1)), plain()
     close(fused, expected)
     direction = torch.randn_like(expected).mT.contiguous().mT
     gradients = (torch.autograd.grad(made, [x, matrix, seen], direction) for made in (fused, expected))

@@ -251,3 +251,15 @@ def test_a_compiled_layer_computes_each_table_once():
     assert done.stdout.count("oformer.turns") == 1
     assert "cos" not in done.stdout
     assert "sin" not in done.stdout
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_tables_in_one_kernel_are_the_plain_ones(dim):
+    """Also of many thousands of radians; without a GPU in Triton's interpreter."""
+    kernels = pytest.importorskip("oformer.nn.rotary_kernels", exc_type=ImportError)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    coords = torch.rand(3, 71, dim + 2, device=device)[..., 1:-1] - 0.3
+    layer = Rotary(dim, 12, multiplier=20_000.0).to(device)
+    found, expected = kernels.turns(coords, layer.frequencies), layer.tables(coords)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

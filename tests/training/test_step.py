@@ -157,10 +157,13 @@ def test_only_so_many_shapes_are_recorded_and_the_others_are_right(monkeypatch):
 class Watched(Operator):
     """Notes whether the grids that it is given are one for all samples, and how targets lie in memory."""
 
-    def compare(self, batch, times, scale):
+    def predict_normalized(self, input, query, times=None):
+        self.seen = [t.stride(0) == 0 for t in (input.coords, query.coords, input.values)]
+        return super().predict_normalized(input, query, times)
+
+    def on_scale(self, values, batch, scale):
         self.contiguous = batch.target.is_contiguous()
-        self.seen = [t.stride(0) == 0 for t in (batch.input.coords, batch.query.coords, batch.input.values)]
-        return super().compare(batch, times, scale)
+        return super().on_scale(values, batch, scale)
 
 
 def test_a_grid_that_samples_share_stays_shared_in_a_recording():
@@ -595,7 +598,7 @@ def test_a_batch_filled_up_gives_the_same_scores(tiny_data, batch):
 
     def watched(input: Field, query: Field, times: int | None) -> Tensor:
         sizes.append(input.coords.shape[0])
-        return operator.model(input, query, times)
+        return operator.model(*operator.normalized(input, query), times)
 
     operator.compiled = watched
     found = errors(operator, tiny_data, batch)
