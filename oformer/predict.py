@@ -15,12 +15,12 @@ from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import AUTOCAST, Precision, products_in
-from oformer.models.chunked import answered_in_chunks, moved, points_of
+from oformer.models.chunked import answered_in_chunks, answered_in_turn, moved
 from oformer.nn.rotary import once_per_grid
 from oformer.shipped import zoo_folder, zoo_names
 
-# Points, times samples, that are computed at once even where memory has room for more: more would gain no time.
-TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 262_144
+# Points, times samples, that are computed at once even where memory has room for more: more would gain little time.
+TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 1_048_576
 HELD = 8  # tensors of the widest layer that live at once in a prediction; six were measured, the rest is for copies
 BESIDE = 0.2  # of the memory to compute in: up to so much, input and queries as a whole are taken to the device
 FREE_OF_CPU, FREE_OF_GPU = 0.5, 0.8  # parts of the free memory that are taken where nobody says how much
@@ -182,16 +182,22 @@ class Predictor:
         unit_field, unit_query = operator.normalized(field, query)
         with operator.rounded(self.device):
             latents = self._encode(unit_field)
+        if query.points <= size:
+            with operator.rounded(self.device):
+                values = self._respond(latents, unit_field, unit_query, times)
+            yield operator.to_physical(values, query.coords)
+            return
+        parts = answered_in_turn(operator.model, latents, unit_field, unit_query, times, size)
         for first in range(0, query.points, size):
             with operator.rounded(self.device):
-                part = points_of(unit_query, first, first + size)
-                values = self._respond(latents, unit_field, part, times)
+                values = next(parts)
             yield operator.to_physical(values, query.coords[:, first : first + size])
 
     def _room(self, budget: float) -> int:
         """How many points, times samples, the model can hold at once in so many bytes."""
         widest = max(layer.out_features for layer in self.operator.model.modules() if isinstance(layer, nn.Linear))
-        return max(1, int(budget / (4 * HELD * widest)))
+        size = 4 if self.operator.autocast is None else self.operator.autocast.itemsize
+        return max(1, int(budget / (size * HELD * widest)))
 
 
 def read_field(path: Path, values_needed: bool = True) -> Field:

@@ -68,6 +68,24 @@ def test_coupled_queries_are_answered_together_also_in_chunks(tiny_data, norm):
     torch.testing.assert_close(predict(field, points, chunk=5).values, together, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "model", [{}, {"attention": "galerkin"}, {"norm": "layernorm"}, {"attention": "softmax"}], ids=str
+)
+def test_queries_in_turn_read_the_sums_of_the_first(tiny_data, model, monkeypatch):
+    """All input points are looked at once; softmax has no sums, and looks at them each time."""
+    predict = predictor_of(tiny_data, **model)
+    batch, points = collate([tiny_data[0], tiny_data[1]]), torch.rand(25, 1)
+    expected, seen = predict(batch.input, points, times=2).values, []
+    answer = predict.operator.model.answer
+    monkeypatch.setattr(
+        predict.operator.model,
+        "answer",
+        lambda latents, *others: seen.append(latents.shape[1]) or answer(latents, *others),
+    )
+    torch.testing.assert_close(predict(batch.input, points, times=2, chunk=10).values, expected, rtol=1e-5, atol=1e-5)
+    assert seen == ([32] * 3 if model.get("attention") == "softmax" else [32, 1, 1])
+
+
 MEMORY = 10 * 4 * HELD * 32 / 2**30  # GiB for ten points of the tiny model, whose widest layer has 32 channels
 
 

@@ -59,6 +59,11 @@ class OperatorModel(nn.Module):
         raise NotImplementedError
 
     @property
+    def reads_sums_alone(self) -> bool:
+        """Whether points feel each other through sums that it asks `over_points` for, and in no other way."""
+        return False
+
+    @property
     def needs_period(self) -> bool:
         """Whether it counts on coordinates that have the period of its spec."""
         return False

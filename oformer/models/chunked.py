@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Field
-from oformer.models.base import Operator
+from oformer.models.base import Operator, OperatorModel
 from oformer.nn.rotary import once_per_grid
 from oformer.nn.sums import points_split
 
@@ -28,6 +28,26 @@ _ONE_AT_A_TIME = threading.Lock()  # how points are split is a setting of the wh
 
 class _UnknownSum(Exception):
     """The model asked for a sum that is not complete yet."""
+
+
+class _Kept:
+    """The sums of one run, which further runs get instead of their own."""
+
+    def __init__(self) -> None:
+        self.known: list[Tensor] = []
+        self.asked = 0
+        self.complete = False
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """The next sum of a run."""
+        if not self.complete:
+            self.known.append(part)
+        self.asked += 1
+        return self.known[self.asked - 1]
+
+    def run_ended(self) -> None:
+        """All that a run asks for is known now."""
+        self.asked, self.complete = 0, True
 
 
 class _Sums:
@@ -68,9 +88,9 @@ def answered_in_chunks(
         size: points of each sample at once.
         device: where to compute.
     """
-    if getattr(operator.model.config, "attention", None) == "softmax":
+    if not operator.model.reads_sums_alone:
         raise InputError(
-            f"at most {size:,} points at once with softmax attention, which needs every pair of points",
+            f"at most {size:,} points at once where not all is a sum over points: softmax needs every pair of them",
             f"{max(input.points, query.points):,}",
             "Give fewer points or more memory, or train with attention galerkin or fourier",
         )
@@ -98,6 +118,35 @@ def answered_in_chunks(
         answer = run(source, _chunk(query, first, size), times)
         assert answer is not None
         yield answer
+
+
+def answered_in_turn(
+    model: OperatorModel, latents: Tensor, input: Field, query: Field, times: int, size: int
+) -> Iterator[Float[Tensor, "batch times _ channels"]]:
+    """Values on unit scale at queries that do not feel each other, `size` of them after another.
+
+    Where it can, the model sums over the input points once. Further queries read the same sums, so that the time of
+    many queries of many points grows with the sum of the two and not with their product.
+
+    Args:
+        model: with `queries_independent`.
+        latents: what `encode` made of the input.
+        input: on unit scale.
+        query: likewise.
+        times: how many steps.
+        size: queries of each sample at once.
+    """
+    kept = _Kept()
+    for first in range(0, query.points, size):
+        asked = points_of(query, first, first + size)
+        if not model.reads_sums_alone:
+            yield model.answer(latents, input, asked, times)
+            continue
+        with _ONE_AT_A_TIME, points_split(kept):
+            values = model.answer(latents, input, asked, times)
+        kept.run_ended()
+        latents, input = latents[:, :1], _weightless(input)
+        yield values
 
 
 def moved(field: Field, device: torch.device) -> Field:

@@ -22,7 +22,7 @@ from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models.base import OperatorModel
 from oformer.models.rollout import fused_rollout
-from oformer.nn.attention import Attention, AttentionKind, Norm, diagonal_dominant_
+from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
 from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation, in_full
@@ -217,6 +217,11 @@ class OFormer(OperatorModel):
         return self.mix is None and not self.cross.attention.couples_queries
 
     @property
+    def reads_sums_alone(self) -> bool:
+        """Whether points feel each other through sums that it asks `over_points` for, and in no other way."""
+        return KINDS[self.config.attention].linear
+
+    @property
     def needs_period(self) -> bool:
         """Whether it counts on coordinates that have the period of its spec."""
         return self.config.rotary == "integer"
@@ -322,7 +327,8 @@ class OFormer(OperatorModel):
         """Values at the query points for `times` steps (the problem's own number where not given)."""
         z = self.query(latents, input, query)
         times = self.spec.out_times if times is None else times
-        if times > 1 and len(self.steps) and (self.recompute or not torch.is_grad_enabled()):
+        one_by_one = self.recompute or not torch.is_grad_enabled() or self._marches_on_chip(z)
+        if times > 1 and len(self.steps) and one_by_one:
             return self._roll(z, query, times)
         return self.decode(self.propagate(z, query, times), query)
 

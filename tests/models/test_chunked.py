@@ -141,7 +141,7 @@ def test_independent_queries_are_computed_once(monkeypatch):
 
 def test_softmax_is_refused_with_a_way_out():
     operator = operator_of(attention="softmax")
-    with pytest.raises(InputError, match=r"at most 5 points at once with softmax.*23.*more memory"):
+    with pytest.raises(InputError, match=r"at most 5 points at once where.*softmax.*23.*more memory"):
         chunked(operator, *fields_of(operator), 5)
 
 
