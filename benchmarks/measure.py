@@ -47,7 +47,7 @@ class Case:
     recipe: str
     device: str
     precision: str
-    mode: str  # plain: eager, without fused kernels; eager; compiled; recipe: as the recipe trains; sparing: and recomputes
+    mode: str  # plain: eager, without fused kernels; eager; compiled; recipe: as it trains; sparing: and recomputes
     batch: int
     grid: tuple[int, ...]
     steps: int

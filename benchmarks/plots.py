@@ -96,14 +96,13 @@ def _train(rows: Sequence[Row], images: Path) -> str | None:
     if not chosen:
         return None
     heads = (
-        "recipe", "batch", "mode", "precision", "ms", "steps/s", "GB", "GB reserved", "TFLOP/s", "of peak",
-        "first step, s", "speed",
+        "recipe", "batch", "mode", "precision", "ms", "steps/s", "GB reserved", "TFLOP/s", "of peak", "first step, s",
+        "speed",
     )  # fmt: skip
     lines = [
         (
-            r.recipe, str(r.batch), r.mode, r.precision, f"{r.milliseconds:.3g}", f"{r.per_second:.3g}",
-            _gb(r.allocated_mib), _gb(r.reserved_mib), f"{r.tflops:.3g}", _percent(r.of_peak),
-            f"{r.startup_seconds:.0f}", f"{r.ratio:.1f}x",
+            r.recipe, str(r.batch), r.mode, r.precision, f"{r.milliseconds:.3g}", f"{r.per_second:,.4g}",
+            _gb(r.reserved_mib), f"{r.tflops:.3g}", _percent(r.of_peak), f"{r.startup_seconds:.0f}", f"{r.ratio:.1f}x",
         )
         for r in chosen
     ]  # fmt: skip
