@@ -21,7 +21,7 @@ from oformer.shipped import zoo_folder, zoo_names
 
 # Points, times samples, that are computed at once even where memory has room for more: more would gain little time.
 TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 1_048_576
-HELD = 8  # tensors of the widest layer that live at once in a prediction; six were measured, the rest is for copies
+HELD = 7  # tensors of the widest layer that live at once in a prediction: between five and seven were measured
 BESIDE = 0.2  # of the memory to compute in: up to so much, input and queries as a whole are taken to the device
 FREE_OF_CPU, FREE_OF_GPU = 0.5, 0.8  # parts of the free memory that are taken where nobody says how much
 UNKNOWN_GB = 4.0  # of free memory, where the system does not tell

@@ -42,7 +42,10 @@ def draw(sources: list[str], folder: Path = IMAGES) -> None:
 
 
 def show(page: Page, name: str, kind: str) -> None:
-    """An operator with charges placed on a shape that training had not, or else its second example; and the solver."""
+    """An operator with charges placed on a shape that training had not, or else its second example; and the solver.
+
+    All points, and of frames a later one.
+    """
     page.js(f"(() => {{ const s = document.getElementById('model'); s.value = '{name}'; "
             "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
     page.until(f"playground.model?.name === '{name}' && playground.answer && playground.settled()", 300)
@@ -58,7 +61,11 @@ def show(page: Page, name: str, kind: str) -> None:
     else:
         press(page, "Random")
         page.until("playground.index === 1", 300)
+    page.js("document.getElementById('quick').hidden || document.getElementById('full').click()")
     page.until("playground.settled() && playground.solution", 300)
+    page.js("(() => { const f = document.getElementById('frame'); f.value = 0.75 * f.max; "
+            "f.dispatchEvent(new Event('input')); })()")  # fmt: skip
+    page.until("playground.settled()", 300)
 
 
 def press(page: Page, text: str) -> None:
