@@ -454,6 +454,7 @@ from oformer.nn.rotary import Rotary
 switches.fused_kernels = lambda device: True
 attention.fused_sums = lambda device: False
 device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
 layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
 
 def look(graph, inputs):
@@ -475,9 +476,9 @@ def check(**tolerance):
     print(*(node.target for graph in graphs for node in graph.graph.nodes))
     graphs.clear()
 
-check()
+check(rtol=1e-4, atol=1e-4)  # the tables of angles are another kernel's when compiled
 torch.set_float32_matmul_precision("high")
-check()
+check(rtol=1e-4, atol=1e-4)
 with torch.autocast(device, torch.float16):
     check(rtol=1e-3, atol=1e-3)
 """

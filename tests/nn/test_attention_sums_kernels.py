@@ -293,6 +293,7 @@ switches.fused_kernels = lambda device: True
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 attention.Attention._sums_on_chip = lambda self, x, weights: True
+torch.manual_seed(0)
 layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
 
 def look(graph, inputs):
