@@ -568,7 +568,7 @@ def _arrange_part_back(
 
 @triton.jit
 def _no_tiles(ROWS: tl.constexpr, EDGES: tl.constexpr):
-    """Zeros for half of the channels of a head."""
+    """Zeros for some rows, tile by tile: for half of the channels of a head, or for all columns of a result."""
     tiles = ()
     for piece in tl.static_range(len(EDGES) - 1):
         tiles += (tl.zeros((ROWS, EDGES[piece + 1] - EDGES[piece]), tl.float32),)

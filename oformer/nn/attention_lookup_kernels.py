@@ -24,6 +24,7 @@ from oformer.nn.attention_kernels import (
     _edges,
     _factors,
     _made,
+    _no_tiles,
     _place,
     _precision,
     _product,
@@ -145,7 +146,7 @@ def _turn_between(
     if TURNED:
         c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
         s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
-    total = _no_columns(ROWS, COLUMNS)
+    total = _no_tiles(ROWS, COLUMNS)
     for head in tl.range(HEADS, num_stages=STAGES):
         a, b = (), ()
         for piece in tl.static_range(len(EDGES) - 1):
@@ -166,15 +167,6 @@ def _turn_between(
         column = COLUMNS[part] + tl.arange(0, COLUMNS[part + 1] - COLUMNS[part])
         at = (sample * points + row)[:, None] * WIDTH + column[None, :]
         tl.store(result + at, total[part].to(KIND), mask=exists[:, None] & (column < WIDTH)[None, :])
-
-
-@triton.jit
-def _no_columns(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Zeros for `_more` to begin with."""
-    tiles = ()
-    for part in tl.static_range(len(COLUMNS) - 1):
-        tiles += (tl.zeros((ROWS, COLUMNS[part + 1] - COLUMNS[part]), tl.float32),)
-    return tiles
 
 
 @triton.jit
