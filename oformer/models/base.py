@@ -212,18 +212,15 @@ class Operator(nn.Module):
 
     def predict_normalized(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
-        if self.compiled is None:
-            input, query = self.normalized(input, query)
         with self.rounded(input.coords.device):
-            values = (self.compiled or self.model)(input, query, times)
+            if self.compiled is not None:
+                values = self.compiled(input, query, times)
+            else:
+                values = self.model(*self.normalized(input, query), times)
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
-    def compare(self, batch: Batch, times: int, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:
-        """Prediction and target of the first `times` frames on the scale that a loss asks for."""
-        return self.on_scale(self.predict_normalized(batch.input, batch.query, times), batch, scale)
-
     def on_scale(self, values: Tensor, batch: Batch, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:
-        """What the model said of the first frames of a batch, and what it should have said."""
+        """What the model said of the first frames of a batch, and the target, on the scale that a loss asks for."""
         target = batch.target[:, : values.shape[1]]
         if scale == "normalized":
             return values, self.target_scale(target, batch.query.coords)

@@ -35,19 +35,14 @@ class _Kept:
 
     def __init__(self) -> None:
         self.known: list[Tensor] = []
-        self.asked = 0
-        self.complete = False
+        self.asked = 0  # in this run
 
     def __call__(self, part: Tensor) -> Tensor:
         """The next sum of a run."""
-        if not self.complete:
+        if self.asked == len(self.known):
             self.known.append(part)
         self.asked += 1
         return self.known[self.asked - 1]
-
-    def run_ended(self) -> None:
-        """All that a run asks for is known now."""
-        self.asked, self.complete = 0, True
 
 
 class _Sums:
@@ -142,9 +137,9 @@ def answered_in_turn(
         if not model.reads_sums_alone:
             yield model.answer(latents, input, asked, times)
             continue
+        kept.asked = 0
         with _ONE_AT_A_TIME, points_split(kept):
             values = model.answer(latents, input, asked, times)
-        kept.run_ended()
         latents, input = latents[:, :1], _weightless(input)
         yield values
 

@@ -327,8 +327,8 @@ class OFormer(OperatorModel):
         """Values at the query points for `times` steps (the problem's own number where not given)."""
         z = self.query(latents, input, query)
         times = self.spec.out_times if times is None else times
-        one_by_one = self.recompute or not torch.is_grad_enabled() or self._marches_on_chip(z)
-        if times > 1 and len(self.steps) and one_by_one:
+        marches = times > 1 and len(self.steps) > 0
+        if marches and (self.recompute or not torch.is_grad_enabled() or self._marches_on_chip(z)):
             return self._roll(z, query, times)
         return self.decode(self.propagate(z, query, times), query)
 

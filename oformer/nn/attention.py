@@ -250,8 +250,7 @@ class Attention(nn.Module):
         kind = KINDS[self.kind]
         of_source = ("k", "v") if kind.forms_values else ("k",)
         if itself and self._sums_on_chip(x, weights):
-            (sums,) = self._project(of_source, x, coords, weights)
-            return answered(self, self._looked_up_on_chip(x, coords, weights, joined(self, over_points(sums))))
+            return answered(self, self._attended_on_chip(x, coords, weights))
         if itself:
             q, *others = self._project(("q", *of_source), x, coords, weights)
         else:
@@ -343,7 +342,7 @@ class Attention(nn.Module):
             [part.turned for part in parts],
             [part.weighted for part in parts],
             [part.heads_first for part in parts],
-            1 if self.rotary is None else len(self.rotary.frequencies), EPSILON,
+            self._axes, EPSILON,
         )  # fmt: skip
 
     def _summed_on_chip(
@@ -357,23 +356,27 @@ class Attention(nn.Module):
         """The sum over points that keys and values are for."""
         from oformer.nn.attention_sums_kernels import summed
 
-        dim = 1 if self.rotary is None else len(self.rotary.frequencies)
-        return [summed(x, matrix, *self._of_points(parts, tables, weights), parts[-1].normalized, dim, EPSILON)]
+        return [summed(x, matrix, *self._of_points(parts, tables, weights), parts[-1].normalized, self._axes, EPSILON)]
 
-    def _looked_up_on_chip(
+    def _attended_on_chip(
         self,
         x: Float[Tensor, "batch points width"],
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
-        seen: Float[Tensor, "batch heads_width width"],
     ) -> Float[Tensor, "batch points width"]:
-        """What the points read from sums that are joined over the heads."""
+        """What points read from the sums over themselves, but for the bias of the projection of the heads."""
         from oformer.nn.attention_lookup_kernels import looked_up
 
         kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
-        cos, sin, _, _ = self._of_points((), tables, weights)
-        dim = 1 if self.rotary is None else len(self.rotary.frequencies)
-        return looked_up(x.to(kind), self.q.weight.to(kind), cos, sin, seen.to(kind), dim)
+        x, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
+        (sums,) = self._summed_on_chip(x, matrix, (self._part("k"), self._part("v")), tables, weights)
+        seen = joined(self, over_points(sums)).to(kind)
+        return looked_up(x, self.q.weight.to(kind), *_once(tables), seen, self._axes)
+
+    @property
+    def _axes(self) -> int:
+        """How many coordinates the channels are shared out among."""
+        return 1 if self.rotary is None else len(self.rotary.frequencies)
 
     def _of_points(
         self, parts: tuple[Part, ...], tables: Tables | None, weights: Float[Tensor, "batch points"]
@@ -381,7 +384,7 @@ class Attention(nn.Module):
         """What kernels take beside points and matrices: cosines, sines, roots of the weights, and gains of norms."""
         affine: list[Tensor] = [p for part in parts if part.normalized for p in self.normalize[part.name].parameters()]
         gains = torch.stack(affine).unflatten(0, (-1, 2)) if affine else None
-        cos, sin = (None, None) if tables is None else (t[:1] if expanded(t) else t for t in tables)
+        cos, sin = _once(tables)
         return cos, sin, weights.sqrt(), gains
 
     def _fits_on_chip(self, x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]) -> bool:
@@ -418,6 +421,14 @@ class Attention(nn.Module):
             projection: nn.Linear = getattr(self, name)
             for block in projection.weight.chunk(self.heads):
                 diagonal_dominant_(block)
+
+
+def _once(tables: Tables | None) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Cosines and sines of one sample, where all share them; or nothing where there are none."""
+    if tables is None:
+        return None, None
+    cos, sin = (table[:1] if expanded(table) else table for table in tables)
+    return cos, sin
 
 
 @torch.no_grad()

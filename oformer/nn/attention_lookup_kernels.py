@@ -105,7 +105,7 @@ def turned_between(
     tables = [table if table.stride(-1) == 1 else table.contiguous() for table in tables]
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
         _turn_between[(batch * triton.cdiv(points, _ROWS),)](
-            x, first, second, *tables, batch, points, *x.stride()[:2], _apart(first), _apart(second),
+            x, first, second, *tables, batch, points, *x.stride()[:2], _by_sample(first), _by_sample(second),
             *_strides(tables[0]), *_strides(tables[1]), result, between,
             TURNED=cos is not None, BACK=back, KEEP=keep,
             HEADS=first.shape[-2] // width, WIDTH=width, PAIRS=width // (2 * dim), ROWS=_ROWS,
@@ -124,7 +124,7 @@ def _empty(x: Tensor, first: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty((*x.shape[:2], first.shape[-2]) if keep else (0,))
 
 
-def _apart(matrix: Tensor) -> int:
+def _by_sample(matrix: Tensor) -> int:
     """How far the matrices of samples are apart; one for all is read by all."""
     return matrix.stride(0) if matrix.dim() == 3 else 0
 

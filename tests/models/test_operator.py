@@ -296,15 +296,16 @@ def test_the_boundary_of_a_float32_grid_is_met_and_its_inner_ring_kept():
 
 
 @exact
-def test_compare_gives_both_sides_on_the_scale_that_is_asked():
+def test_both_sides_are_on_the_scale_that_is_asked_for():
     samples = [sample(points=n, offset=4.0) for n in RAGGED]
     operator, batch = fitted(samples, boundary="zero"), collate(samples)
     targets = stacked([s.target for s in samples])
-    prediction, target = operator.compare(batch, 1, "physical")
+    values = operator.predict_normalized(batch.input, batch.query, 1)
+    prediction, target = operator.on_scale(values, batch, "physical")
     assert prediction.shape == target.shape == (3, 1, 9, 2)
     assert torch.equal(target, batch.target[:, :1])
     assert torch.equal(prediction, operator(batch.input, batch.query, 1))
-    prediction, target = operator.compare(batch, 1, "normalized")
+    prediction, target = operator.on_scale(values, batch, "normalized")
     same(target, (batch.target[:, :1].numpy() - targets.mean(0)) / targets.std(0))
     assert torch.equal(prediction, operator.predict_normalized(batch.input, batch.query, 1))
 
