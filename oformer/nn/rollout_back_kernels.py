@@ -6,12 +6,15 @@ With normalized latents n = (z - mean z) / std z a step and a reading are
 
 Going back in time, each step is a chain of products of large matrices, which the vendor's library does best, and of
 point-wise work between them, which waits for memory. So everything of that kind between two products is one pass:
-`_bend_kernel` for activations and their slopes, `_through_norm_kernel` for the norm. Both networks begin with the same
-n, so their first layers are one product. Some of the points go back at a time, which bounds the memory.
+`_bend_kernel` for activations and their slopes, `_through_norm_kernel` for the norm. Sums over points that need no
+product, the gradients of drives and of the few rows of the last matrix, are taken in the same pass, while the numbers
+are at hand. Both networks begin with the same n, so their first layers are one product. Some of the points go back at a
+time, which bounds the memory.
 
 Products are in the type of n, with sums in float32; so are the sums over points and steps.
 """
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -19,9 +22,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.attention_kernels import _edges
 from oformer.nn.feedforward_kernels import gelu
+from oformer.nn.partial_sums import added_up
 
 _ROWS, _COLUMNS = 32, 128  # of the tile of a program
+_NORMED = 8  # points of a program that goes through the norm
+# Whether there is a hyperbolic tangent in one instruction: an interpreter of kernels has none.
+_TANH = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
+_TOGETHER = 4  # samples of a shared grid in a tile: a program visits them all, and memory likes to be asked for much
 _EXACT: torch.dtype | None = torch.float32  # the type whose rounding does not hide that of a faster GELU
 PART = 65_536  # points that go back together, as a rule: fewer take less memory, and products of them more time
 
@@ -56,22 +65,39 @@ def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tens
         part: points that go back together, about.
     """
     rows, width = n.shape[1:]
-    step, read = (Chain(tuple(w.to(n.dtype) for w in c.weights), c.drive, c.activation) for c in (step, read))
+    step, read = (
+        Chain(tuple(w.to(n.dtype) for w in c.weights), c.drive.contiguous(), c.activation) for c in (step, read)
+    )
     first = torch.cat([step.weights[0], read.weights[0]])
+    size = _part(rows, (len(step.drive), len(read.drive)), part)
+    channels, outer = read.weights[2].shape
+    blocks = triton.cdiv(size, _ROWS)
+    # Sums over all points are rows of the programs at first.
+    of_last = n.new_zeros(blocks, channels, outer, dtype=torch.float32)
+    drives = [
+        n.new_zeros(blocks if len(drive) == 1 else len(drive), drive.shape[1], dtype=torch.float32)
+        for drive in (step.drive, read.drive)
+    ]
     totals = Gradients(
         n.new_empty(rows, width, dtype=torch.float32),
         [torch.zeros_like(w, dtype=torch.float32) for w in step.weights[1:]],
-        torch.zeros_like(step.drive, dtype=torch.float32),
-        [torch.zeros_like(w, dtype=torch.float32) for w in read.weights[1:]],
-        torch.zeros_like(read.drive, dtype=torch.float32),
+        drives[0],
+        [torch.zeros_like(read.weights[1], dtype=torch.float32), of_last],
+        drives[1],
     )
     of_first = torch.zeros_like(first, dtype=torch.float32)
-    size = _part(rows, (len(step.drive), len(read.drive)), part)
     room = _Room(n.new_empty, size, step, read)
     for begin in range(0, rows, size):
         here = slice(begin, min(begin + size, rows))
         _march_back(n[:, here], scale[:, here], here, step, read, first, of_values[:, here], room, totals, of_first)
-    return totals._replace(step=[of_first[:width], *totals.step], read=[of_first[width:], *totals.read])
+    drives = [
+        added_up(total)[None] if len(chain.drive) == 1 else total
+        for chain, total in zip((step, read), drives, strict=True)
+    ]
+    return Gradients(
+        totals.start, [of_first[:width], *totals.step], drives[0],
+        [of_first[width:], totals.read[0], added_up(of_last)], drives[1],
+    )  # fmt: skip
 
 
 class _Room:
@@ -139,11 +165,10 @@ def _step_back(step: Chain, here: slice, room: _Room, totals: Gradients) -> None
     after = room.of_z
     for i in range(last, -1, -1):
         torch.mm(after, step.weights[i + 1], out=of_before[i])
-        value = room.hidden[i] if i == last > 0 else None
-        _bend(before[i], drives[i], here, step.activation, value=value, gradient=of_before[i])
+        value, sums = room.hidden[i] if i == last > 0 else None, totals.drive if i == 0 else None
+        _bend(before[i], drives[i], here, step.activation, value=value, gradient=of_before[i], sums=sums)
         _add_product(totals.step[i], after, room.hidden[i])
         after = of_before[i]
-    _add_drive(totals.drive, after, here)
 
 
 def _read_back(read: Chain, here: slice, of_values: Tensor, room: _Room, totals: Gradients) -> None:
@@ -154,13 +179,11 @@ def _read_back(read: Chain, here: slice, of_values: Tensor, room: _Room, totals:
     torch.mm(room.inner, read.weights[1].T, out=room.outer)
     _bend(
         room.outer, None, here, read.activation, value=room.outer, gradient=room.of_outer,
-        source=(of_values, read.weights[2]),
+        source=(of_values, read.weights[2]), sums=totals.read[1],
     )  # fmt: skip
-    _add_product(totals.read[1], of_values.to(room.outer.dtype), room.outer)
     _add_product(totals.read[0], room.of_outer, room.inner)
     torch.mm(room.of_outer, read.weights[1], out=of_before)
-    _bend(before, read.drive, here, read.activation, gradient=of_before)
-    _add_drive(totals.read_drive, of_before, here)
+    _bend(before, read.drive, here, read.activation, gradient=of_before, sums=totals.read_drive)
 
 
 def _part(rows: int, periods: tuple[int, int], wanted: int) -> int:
@@ -181,33 +204,6 @@ def _add_product(total: Tensor, out: Tensor, into: Tensor) -> None:
         total += out.T.float() @ into.float()
 
 
-def _add_drive(total: Tensor, gradient: Tensor, here: slice) -> None:
-    """The gradient of a drive, which some rows may share."""
-    (rows, columns), period = gradient.shape, len(total)
-    if period == 1:
-        _add_product(total, gradient.new_ones(rows, 1), gradient)
-        return
-    if rows <= period:
-        total = total[here.start % period : here.start % period + rows]
-    _add_drive_kernel[(triton.cdiv(len(total), 8), triton.cdiv(columns, _COLUMNS))](  # many programs: each has a loop
-        total, gradient, len(total), rows // len(total), columns, gradient.stride(0), ROWS=8, COLUMNS=_COLUMNS
-    )
-
-
-@triton.jit
-def _add_drive_kernel(
-    total, gradient, period, repeats, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < period)[:, None] & (column < columns)[None, :]
-    where = total + row[:, None] * columns + column[None, :]
-    found = tl.load(where, there, 0.0)
-    for i in range(repeats):
-        found += tl.load(gradient + (row + i * period)[:, None] * stride + column[None, :], there, 0.0).to(tl.float32)
-    tl.store(where, found, there)
-
-
 def _bend(
     before: Tensor,
     drive: Tensor | None,
@@ -216,6 +212,7 @@ def _bend(
     value: Tensor | None = None,
     gradient: Tensor | None = None,
     source: tuple[Tensor, Tensor] | None = None,
+    sums: Tensor | None = None,
 ) -> None:
     """One pass over what stands before an activation.
 
@@ -227,24 +224,39 @@ def _bend(
         value: gets what comes after the activation; may be `before` itself.
         gradient: that after the activation, to be turned into that before it.
         source: instead of a gradient that is there, the gradient (rows, channels) of a last product and its matrix.
+        sums: to which sums over rows are added: with a source, those of the gradient of its matrix; otherwise those of
+            the gradient of the drive. What all rows have in common comes in as many rows as there are programs.
     """
     rows, columns = before.shape
+    period = 1 if drive is None else len(drive)
+    # A program has some rows of a period, in each of the samples that share it.
+    repeats = rows // period if 1 < period < rows else 1
+    each, together = rows // repeats, min(triton.next_power_of_2(repeats), _TOGETHER)
     of_values, last = source if source is not None else (before, before)
-    _bend_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(columns, _COLUMNS))](
+    _bend_kernel[(triton.cdiv(each, _ROWS // together), triton.cdiv(columns, _COLUMNS))](
         before, before if drive is None else drive, before if value is None else value,
-        before if gradient is None else gradient, of_values, last,
-        rows, columns, here.start, 1 if drive is None else len(drive),
-        before.stride(0), 0 if drive is None else drive.stride(0), 0 if value is None else value.stride(0),
+        before if gradient is None else gradient, of_values, last, before if sums is None else sums,
+        each, repeats, columns, here.start % period,
+        before.stride(0), 0 if period == 1 else columns, 0 if value is None else value.stride(0),
         0 if gradient is None else gradient.stride(0), of_values.stride(0),
         GELU=activation == "gelu", DRIVE=drive is not None, VALUE=value is not None, SLOPE=gradient is not None,
-        CHANNELS=0 if source is None else len(last), EXACT=before.dtype == _EXACT, ROWS=_ROWS, COLUMNS=_COLUMNS,
+        CHANNELS=0 if source is None else len(last), SUMS=sums is not None, SHARED=period == 1,
+        EXACT=before.dtype == _EXACT, TOGETHER=together, PLACES=_ROWS // together, COLUMNS=_COLUMNS,
     )  # fmt: skip
 
 
 @triton.jit
 def _bent(x, GELU: tl.constexpr, EXACT: tl.constexpr):
-    """An activation and its derivative."""
-    if GELU:
+    """An activation and its derivative; the GELU as on the way there, where there is an instruction for it."""
+    if GELU and _TANH and not EXACT:
+        square = tl.minimum(x * x, 36.0)
+        t = x * (0.7974640 + square * (0.03698451 - 0.0003428632 * square))
+        t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=r,r", [t], dtype=tl.float32, is_pure=True, pack=1)
+        share = 0.5 + 0.5 * t
+        bent = x * share
+        rise = 1.594927988 + square * (0.2219071076 - 0.003428631901 * square)
+        return bent, share + (bent - bent * share) * rise
+    elif GELU:
         return gelu(x, EXACT)
     else:
         return tl.maximum(x, 0.0), tl.where(x > 0, 1.0, 0.0)
@@ -252,57 +264,98 @@ def _bent(x, GELU: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def _bend_kernel(
-    before, drive, value, gradient, of_values, last, rows, columns, first, period,
+    before, drive, value, gradient, of_values, last, sums, each, repeats, columns, first,
     before_stride, drive_stride, value_stride, gradient_stride, of_values_stride,
     GELU: tl.constexpr, DRIVE: tl.constexpr, VALUE: tl.constexpr, SLOPE: tl.constexpr, CHANNELS: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SUMS: tl.constexpr, SHARED: tl.constexpr, EXACT: tl.constexpr, TOGETHER: tl.constexpr, PLACES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    ROWS: tl.constexpr = TOGETHER * PLACES
+    index = tl.arange(0, ROWS)
+    place = tl.program_id(0).to(tl.int64) * PLACES + index % PLACES
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < columns)[None, :]
-    x = tl.load(before + row[:, None] * before_stride + column[None, :], there, 0.0).to(tl.float32)
+    real = (column < columns)[None, :]
+    added = tl.zeros([ROWS, COLUMNS], tl.float32)
     if DRIVE:
-        beside = ((first + row) % period)[:, None] * drive_stride + column[None, :]
-        x += tl.load(drive + beside, there, 0.0).to(tl.float32)
-    after, slope = _bent(x, GELU, EXACT)
-    if SLOPE:
-        where = gradient + row[:, None] * gradient_stride + column[None, :]
-        if CHANNELS > 0:
-            g = tl.zeros([ROWS, COLUMNS], tl.float32)
-            for channel in tl.static_range(CHANNELS):
-                weight = tl.load(last + channel * columns + column, column < columns, 0.0).to(tl.float32)
-                g += tl.load(of_values + row * of_values_stride + channel, row < rows, 0.0)[:, None] * weight[None, :]
+        beside = (first + place)[:, None] * drive_stride + column[None, :]
+        added = tl.load(drive + beside, (place < each)[:, None] & real, 0.0).to(tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(0, repeats, TOGETHER):
+        repeat = begin + index // PLACES
+        row, exists = place + repeat.to(tl.int64) * each, (place < each) & (repeat < repeats)
+        there = exists[:, None] & real
+        x = tl.load(before + row[:, None] * before_stride + column[None, :], there, 0.0).to(tl.float32)
+        if DRIVE:
+            x += added
+        after, slope = _bent(x, GELU, EXACT)
+        if SLOPE:
+            where = gradient + row[:, None] * gradient_stride + column[None, :]
+            if CHANNELS > 0:
+                g = tl.zeros([ROWS, COLUMNS], tl.float32)
+                for channel in tl.static_range(CHANNELS):
+                    weight = tl.load(last + channel * columns + column, column < columns, 0.0).to(tl.float32)
+                    of_value = tl.load(of_values + row * of_values_stride + channel, exists, 0.0)[:, None]
+                    g += of_value * weight[None, :]
+                    if SUMS:
+                        at = sums + (tl.program_id(0) * CHANNELS + channel) * columns + column
+                        found = tl.load(at, column < columns, 0.0) + tl.sum(of_value * after, 0)
+                        tl.store(at, found, column < columns)
+            else:
+                g = tl.load(where, there, 0.0).to(tl.float32)
+            g *= slope
+            tl.store(where, g.to(gradient.dtype.element_ty), there)
+            total += g
+        if VALUE:
+            where = value + row[:, None] * value_stride + column[None, :]
+            tl.store(where, after.to(value.dtype.element_ty), there)
+    if SUMS and CHANNELS == 0:
+        if SHARED:
+            at = sums + tl.program_id(0) * columns + column
+            tl.store(at, tl.load(at, column < columns, 0.0) + tl.sum(total, 0), column < columns)
         else:
-            g = tl.load(where, there, 0.0).to(tl.float32)
-        tl.store(where, (g * slope).to(gradient.dtype.element_ty), there)
-    if VALUE:
-        where = value + row[:, None] * value_stride + column[None, :]
-        tl.store(where, after.to(value.dtype.element_ty), there)
+            total = tl.sum(tl.reshape(total, (TOGETHER, PLACES, COLUMNS)), 0)
+            place = tl.program_id(0).to(tl.int64) * PLACES + tl.arange(0, PLACES)
+            at = sums + (first + place)[:, None] * columns + column[None, :]
+            there = (place < each)[:, None] & real
+            tl.store(at, tl.load(at, there, 0.0) + total, there)
 
 
 def _through_norm(of_z: Tensor, of_n: Tensor, n: Tensor, scale: Tensor, fresh: bool) -> None:
     """Add to the gradient of latents what comes through their normalization, or begin it."""
     rows, width = n.shape
-    _through_norm_kernel[(triton.cdiv(rows, 8),)](
-        of_z, of_n, n, scale, rows, WIDTH=width, COLUMNS=triton.next_power_of_2(width), FRESH=fresh, ROWS=8
+    _through_norm_kernel[(triton.cdiv(rows, _NORMED),)](
+        of_z, of_n, n, scale, rows, WIDTH=width, EDGES=_edges(width), FRESH=fresh, ROWS=_NORMED
     )
 
 
 @triton.jit
 def _through_norm_kernel(
     of_z, of_n, n, scale, rows,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FRESH: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, EDGES: tl.constexpr, FRESH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    there = (row < rows)[:, None] & (column < WIDTH)[None, :]
-    where = row[:, None] * WIDTH + column[None, :]
-    g = tl.load(of_n + where, there, 0.0).to(tl.float32)
-    x = tl.load(n + where, there, 0.0).to(tl.float32)
-    # The gradient of n loses its parts along the constant and along n, which the normalization does not feel.
-    constant = tl.sum(g, 1) / WIDTH
-    along = tl.sum(g * x, 1) / WIDTH
-    g = (g - constant[:, None] - x * along[:, None]) * tl.load(scale + row, row < rows, 0.0)[:, None]
-    if not FRESH:
-        g += tl.load(of_z + where, there, 0.0).to(tl.float32)
-    tl.store(of_z + where, g.to(of_z.dtype.element_ty), there)
+    gradients, latents = (), ()
+    constant, along = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    for piece in tl.static_range(len(EDGES) - 1):
+        where, there = _piece(row, rows, EDGES[piece], EDGES[piece + 1], WIDTH)
+        g = tl.load(of_n + where, there, 0.0).to(tl.float32)
+        x = tl.load(n + where, there, 0.0).to(tl.float32)
+        constant += tl.sum(g, 1) / WIDTH
+        along += tl.sum(g * x, 1) / WIDTH
+        gradients += (g,)
+        latents += (x,)
+    factor = tl.load(scale + row, row < rows, 0.0)[:, None]
+    for piece in tl.static_range(len(EDGES) - 1):
+        where, there = _piece(row, rows, EDGES[piece], EDGES[piece + 1], WIDTH)
+        # The gradient of n loses its parts along the constant and along n, which the normalization does not feel.
+        g = (gradients[piece] - constant[:, None] - latents[piece] * along[:, None]) * factor
+        if not FRESH:
+            g += tl.load(of_z + where, there, 0.0).to(tl.float32)
+        tl.store(of_z + where, g.to(of_z.dtype.element_ty), there)
+
+
+@triton.jit
+def _piece(row, rows, BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr):
+    """Where some columns of the rows lie, and which exist."""
+    column = BEGIN + tl.arange(0, END - BEGIN)
+    return row[:, None] * WIDTH + column[None, :], (row < rows)[:, None] & (column < WIDTH)[None, :]

@@ -47,6 +47,7 @@ def case(rows: int, width: int, layers: int, read: tuple[int, int], periods: tup
 
 CASES = {
     "a shared grid": ((96, 24, 3, (20, 12), (32, 1), "gelu", 1), 1000),
+    "many samples on a grid": ((96, 24, 3, (20, 12), (16, 1), "gelu", 2), 1000),
     "in parts of whole periods": ((96, 24, 3, (20, 12), (16, 16), "gelu", 1), 40),
     "in parts of a period": ((96, 16, 3, (20, 12), (48, 1), "gelu", 2), 20),
     "own rows, four layers, relu": ((70, 160, 4, (136, 12), (70, 70), "relu", 4), 33),
