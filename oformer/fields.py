@@ -219,13 +219,13 @@ def check_field(
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinite values, and say how many."""
+    # The smallest and the largest number tell it in a fraction of the time of looking at each; a NaN is both.
+    if not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
+        return
     bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        raise InputError(
-            f"finite numbers in `{name}`",
-            f"{bad} NaN or infinite values of {tensor.numel()}",
-            "Remove or fill them",
-        )
+    raise InputError(
+        f"finite numbers in `{name}`", f"{bad} NaN or infinite values of {tensor.numel()}", "Remove or fill them"
+    )
 
 
 def check_sample(sample: Sample, spec: Spec | None = None, where: str = "sample") -> None:

@@ -15,7 +15,8 @@ from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import AUTOCAST, Precision, products_in
-from oformer.models.chunked import answered_in_chunks, answered_in_turn, moved
+from oformer.models.chunked import answered_in_chunks, answered_in_turn
+from oformer.models.ferry import Ferry
 from oformer.nn.rotary import once_per_grid
 from oformer.shipped import zoo_folder, zoo_names
 
@@ -104,7 +105,7 @@ class Predictor:
         answer_on = torch.device(answer_on)
         with products_in(self.precision):
             values = self._answer(field, query, times, chunk, answer_on)
-        asked = moved(query, answer_on)
+        asked = Ferry(answer_on).over(query)
         answer = Field(asked.coords, values, asked.weights)
         return answer.single(0) if single else answer
 
@@ -153,8 +154,9 @@ class Predictor:
         needed = field.points if independent else max(field.points, queries)
         budget = 2**30 * (self.memory_gb if self.memory_gb is not None else _free_gb(self.device))
         room = self._room(budget)
+        ferry = Ferry(self.device)
         if _bytes(field) + _bytes(query) <= BESIDE * budget:  # chunks are read several times
-            field, query = moved(field, self.device), moved(query, self.device)
+            field, query = ferry.over(field), ferry.over(query)
         at_once = min(room, TOGETHER_ON_CPU if self.device.type == "cpu" else TOGETHER_ON_GPU)
         slices = -(-batch // max(1, at_once // needed))
         samples = -(-batch // slices)  # of equal slices, so that compiled shapes repeat
@@ -165,20 +167,20 @@ class Predictor:
             chosen = slice(start, start + samples)
             some, asked = _samples(field, chosen), _samples(query, chosen)
             parts = (
-                self._whole(some, asked, times, size if independent else queries)
+                self._whole(ferry.over(some), ferry.over(asked), times, size if independent else queries)
                 if whole
-                else answered_in_chunks(self.operator, some, asked, times, size, self.device)
+                else answered_in_chunks(self.operator, some, asked, times, size, ferry)
             )
             first = 0
             for part in parts:
-                values[chosen, :, first : first + part.shape[2]] = part
+                ferry.back(part, values[chosen, :, first : first + part.shape[2]])
                 first += part.shape[2]
+        ferry.land()
         return values
 
     def _whole(self, field: Field, query: Field, times: int, size: int) -> Iterator[Tensor]:
-        """Values at `size` queries after another, from all input points at once."""
+        """Values at `size` queries after another, from all input points at once, both on the device."""
         operator = self.operator
-        field, query = moved(field, self.device), moved(query, self.device)
         unit_field, unit_query = operator.normalized(field, query)
         with operator.rounded(self.device):
             latents = self._encode(unit_field)

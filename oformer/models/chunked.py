@@ -20,7 +20,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.models.base import Operator, OperatorModel
-from oformer.nn.rotary import once_per_grid
+from oformer.models.ferry import Ferry
 from oformer.nn.sums import points_split
 
 _ONE_AT_A_TIME = threading.Lock()  # how points are split is a setting of the whole process
@@ -71,17 +71,17 @@ class _Sums:
 
 
 def answered_in_chunks(
-    operator: Operator, input: Field, query: Field, times: int, size: int, device: torch.device
+    operator: Operator, input: Field, query: Field, times: int, size: int, ferry: Ferry
 ) -> Iterator[Float[Tensor, "batch times _ channels"]]:
     """Physical values at the queries, `size` of them after another, with at most so many points in the model at once.
 
     Args:
-        operator: the trained operator, on `device`; in evaluation mode, since chunks are computed several times.
-        input: what is known, with a batch axis, anywhere; chunks of it are moved to the device.
+        operator: the trained operator, in evaluation mode, since chunks are computed several times.
+        input: what is known, with a batch axis, anywhere; chunks of it are taken to the operator's device.
         query: where to answer, likewise.
         times: how many steps.
         size: points of each sample at once.
-        device: where to compute.
+        ferry: that takes them there.
     """
     if not operator.model.reads_sums_alone:
         raise InputError(
@@ -93,7 +93,7 @@ def answered_in_chunks(
 
     def run(known: Field, asked: Field, times: int) -> Tensor | None:
         sums.asked = 0
-        known, asked = moved(known, device), moved(asked, device)
+        known, asked = ferry.over(known), ferry.over(asked)
         with _ONE_AT_A_TIME, torch.no_grad(), points_split(sums):
             try:
                 return operator(known, asked, times)
@@ -142,11 +142,6 @@ def answered_in_turn(
             values = model.answer(latents, input, asked, times)
         latents, input = latents[:, :1], _weightless(input)
         yield values
-
-
-def moved(field: Field, device: torch.device) -> Field:
-    """The field on a device; what a batch shares stays one tensor."""
-    return Field(*(once_per_grid(lambda t: t.to(device), t) for t in (field.coords, field.values, field.weights)))
 
 
 def points_of(field: Field, first: int, last: int) -> Field:

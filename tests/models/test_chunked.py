@@ -9,6 +9,7 @@ from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.chunked import _Sums, _UnknownSum, answered_in_chunks
+from oformer.models.ferry import Ferry
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.sums import over_points, points_are_split, points_split
 
@@ -55,7 +56,7 @@ def fields_of(operator: Operator, batch: int = 2, shared: bool = False) -> tuple
 
 
 def chunked(operator: Operator, input: Field, query: Field, size: int, times: int = 3) -> torch.Tensor:
-    return torch.cat(list(answered_in_chunks(operator, input, query, times, size, CPU)), 2)
+    return torch.cat(list(answered_in_chunks(operator, input, query, times, size, Ferry(CPU))), 2)
 
 
 @pytest.mark.parametrize("mixing", [False, True])
@@ -149,7 +150,7 @@ def test_points_are_split_for_nobody_else():
     """Neither for another thread nor between two chunks of answers."""
     operator = operator_of()
     input, query = fields_of(operator)
-    answers = answered_in_chunks(operator, input, query, 1, 5, CPU)
+    answers = answered_in_chunks(operator, input, query, 1, 5, Ferry(CPU))
     next(answers)
     assert not points_are_split()
     part, seen = torch.ones(2), []
