@@ -34,7 +34,8 @@ from oformer.training.step import Stepper
 
 WARM_UP = 3  # after a first step, which compiles: then steps are recorded, and settle
 BOUNDED_GB = 2.0  # of the predictions whose memory must not grow with the points
-PATIENCE = 2.0  # seconds after which a prediction is not repeated
+CHUNK = 2**17  # points of a training step in chunks that are in the model at once
+PATIENCE = 2.0  # seconds after which a call is not repeated
 FEW = 4  # points along each axis on which products are counted
 PRODUCT = {"cuda": 8192, "cpu": 1024}  # rows and columns of the product whose speed is the card's peak
 
@@ -117,14 +118,23 @@ def _growth(case: Case, recipe: Recipe, device: torch.device, started: float) ->
 
         return numbers
 
-    def trained(points: int) -> dict[str, float]:
+    def trained(chunk: int | None) -> Callable[[int], dict[str, float]]:
         loss = dataclasses.replace(recipe.training.loss, derivative=0.0)  # scattered points have no neighbors
-        settings = dataclasses.replace(recipe.training, loss=loss)
-        trainer = Trainer(case, dataclasses.replace(recipe, training=settings), spec, device)
-        batch = random_batch(spec, 1, device, points)
-        return trainer.timed(batch, case.steps)
+        settings = dataclasses.replace(recipe.training, loss=loss, chunk=chunk)
 
-    series = {"growth-bounded": predicted(BOUNDED_GB), "growth-predict": predicted(None), "growth-train": trained}
+        def numbers(points: int) -> dict[str, float]:
+            trainer = Trainer(case, dataclasses.replace(recipe, training=settings), spec, device)
+            batch = random_batch(spec, 1, device, points)
+            if chunk is None:
+                return trainer.timed(batch, case.steps)
+            return _timed_calls(lambda: trainer.step(batch), device, case.steps, trainer.before)
+
+        return numbers
+
+    series = {
+        "growth-bounded": predicted(BOUNDED_GB), "growth-predict": predicted(None),
+        "growth-train": trained(None), "growth-train-chunks": trained(CHUNK),
+    }  # fmt: skip
     for what, numbers in series.items():
         for points in case.sizes:
             try:
@@ -210,7 +220,8 @@ def _settings(case: Case, recipe: Recipe) -> Training:
     settings = dataclasses.replace(recipe.training, precision=case.precision, steps=max(recipe.training.steps, 1000))
     if case.mode in ("recipe", "sparing"):
         return dataclasses.replace(settings, recompute=settings.recompute or case.mode == "sparing")
-    return dataclasses.replace(settings, compile=case.mode == "compiled", capture=False, recompute=False)
+    compiled = case.mode == "compiled" and settings.chunk is None
+    return dataclasses.replace(settings, compile=compiled, capture=False, recompute=False)
 
 
 def _predictor(

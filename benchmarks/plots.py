@@ -19,7 +19,17 @@ from run import FITTED, HERE, Row, exponent, read_rows
 
 from oformer.errors import InputError
 from oformer.files import write_text
-from oformer.plots.style import PREDICTION, SPARSE, TEST, legend_above, log_scale, new_figure, save_figure, styled
+from oformer.plots.style import (
+    MUTED,
+    PREDICTION,
+    SPARSE,
+    TEST,
+    legend_above,
+    log_scale,
+    new_figure,
+    save_figure,
+    styled,
+)
 from oformer.recipes import recipe_named
 from oformer.training.recipe import Recipe
 
@@ -30,6 +40,7 @@ SERIES = {  # of growth and horizon: name, color
     "growth-bounded": ("prediction in 2 GiB", PREDICTION),
     "growth-predict": ("prediction", SPARSE),
     "growth-train": ("training step", TEST),
+    "growth-train-chunks": ("training step in chunks", MUTED),
     "horizon-predict": ("prediction", SPARSE),
     "horizon-train": ("training step", TEST),
 }

@@ -16,6 +16,7 @@ from oformer.errors import InputError
 from oformer.fields import Card, Spec
 from oformer.files import map_arrays, new_folder, read_json, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
+from oformer.models.chunked import InChunks
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
@@ -81,6 +82,9 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     normalization = from_json(Normalization, config["normalization"], "normalization")
     operator = Operator(from_json(MODELS[kind], config["model"], "model").build(spec), normalization)
     _fill(operator, load_tensors(folder / WEIGHTS), folder)
+    # What is trained on samples that memory does not hold is evaluated on such.
+    if chunk := ((config["recipe"] or {}).get("training") or {}).get("chunk"):
+        operator.chunked = InChunks(operator, chunk)
     return Checkpoint(
         operator=operator.to(device).eval(),
         name=config["name"],

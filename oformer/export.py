@@ -190,9 +190,9 @@ def _checkpoint(source: str | Path | Checkpoint) -> Checkpoint:
 
 
 def _plain(operator: Operator) -> Operator:
-    """A copy on the CPU in float32, for inference and without autocast: the caller's own is left as it is."""
+    """A copy on the CPU in float32, for inference, without autocast and chunks: the caller's own is left as it is."""
     plain = copy.deepcopy(operator).to("cpu", torch.float32).eval()
-    plain.autocast = None
+    plain.autocast = plain.chunked = None
     return plain
 
 

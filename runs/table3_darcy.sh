@@ -8,6 +8,6 @@ cd "$(dirname "$0")/.."
 for name in darcy-141 darcy-211; do
     oformer train "$name" --out "outputs/$name" "$@"
 done
-oformer zoo add outputs/darcy-141 --half
-oformer zoo add outputs/darcy-211 --card-only
+oformer zoo add outputs/darcy-141 --finer --half
+oformer zoo add outputs/darcy-211 --finer --card-only
 oformer zoo table

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, check_field
 from oformer.moments import Moments
+from oformer.nn.feedforward import in_full
 from oformer.nn.normalizer import GridNormalizer, Normalizer
 from oformer.nn.rotary import once_per_grid
 
@@ -143,6 +144,8 @@ class Operator(nn.Module):
         self.autocast: torch.dtype | None = None
         # What computes `normalized` and the model's forward pass, for as long as somebody wants them compiled.
         self.compiled: Callable[..., Tensor] | None = None
+        # The same, for as long as somebody wants few points in the model at once (`models/chunked.py`).
+        self.chunked: Callable[..., Tensor] | None = None
 
     @property
     def spec(self) -> Spec:
@@ -212,12 +215,16 @@ class Operator(nn.Module):
 
     def predict_normalized(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
+        run = self.chunked or self.compiled
+        if run is None:
+            return self.plainly(input, query, times)
         with self.rounded(input.coords.device):
-            if self.compiled is not None:
-                values = self.compiled(input, query, times)
-            else:
-                values = self.model(*self.normalized(input, query), times)
-        return values.to(torch.promote_types(values.dtype, torch.float32))
+            return in_full(run(input, query, times))
+
+    def plainly(self, input: Field, query: Field, times: int | None = None) -> Tensor:
+        """The same by the model as it is, neither compiled nor in chunks."""
+        with self.rounded(input.coords.device):
+            return in_full(self.model(*self.normalized(input, query), times))
 
     def on_scale(self, values: Tensor, batch: Batch, scale: Literal["physical", "normalized"]) -> tuple[Tensor, Tensor]:
         """What the model said of the first frames of a batch, and the target, on the scale that a loss asks for."""

@@ -1,17 +1,23 @@
-"""Answers for more points than memory holds: points pass chunk by chunk, and only sums over them are kept.
+"""Answers and gradients for more points than memory holds: points pass in chunks, and only sums over them are kept.
 
 A model on points treats each of them alone, but for sums over all of them (`nn/sums.py`): the small matrices KᵀWV of
 linear attention and the statistics of norms over points. It asks for these sums in a fixed order. So each is found by
 running the model itself on one chunk after the other, with the sums before it known, up to the place where it asks for
 the new one; when all are known, each chunk of queries is answered on its own.
 
+Gradients go the same way back. The answers of a chunk of queries give their part of the gradients of the parameters and
+of the sums. When that of the last sum is complete, each chunk runs once more up to its part of that sum, and hands the
+gradient on to the parameters and to the sums before it; and so on to the first sum.
+
 Memory holds one chunk and the sums, however many points there are. Time is linear in the points; what precedes a sum is
 computed again for every later one, about (depth/2 + 1) times the encoder for norms over channels, and more for norms
 over points, which ask for five sums in each layer. No layer has a second version for this.
 """
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,11 +29,30 @@ from oformer.models.base import Operator, OperatorModel
 from oformer.models.ferry import Ferry
 from oformer.nn.sums import points_split
 
+Run = Callable[[Field, Field, int], Tensor]  # from input, queries and how many steps to the values there
 _ONE_AT_A_TIME = threading.Lock()  # how points are split is a setting of the whole process
 
 
 class _UnknownSum(Exception):
-    """The model asked for a sum that is not complete yet."""
+    """The model asked for a sum that is not known yet."""
+
+    def __init__(self, part: Tensor):
+        super().__init__()
+        self.part = part  # of the points that it was run on
+
+
+class _Known:
+    """Gives a run the sums that are known instead of its own, in order, and ends it when it asks for one more."""
+
+    def __init__(self, sums: Sequence[Tensor]):
+        self.sums, self.asked = sums, 0
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """The next sum of the run."""
+        if self.asked == len(self.sums):
+            raise _UnknownSum(part)
+        self.asked += 1
+        return self.sums[self.asked - 1].to(part.dtype)
 
 
 class _Kept:
@@ -45,29 +70,141 @@ class _Kept:
         return self.known[self.asked - 1]
 
 
-class _Sums:
-    """The sums that a model asks for, in order; the first unknown one is being added up."""
+class _Chunks:
+    """Input and queries in chunks, and the sums over them."""
 
-    def __init__(self) -> None:
-        self.known: list[Tensor] = []
-        self.asked = 0
-        self.growing: Tensor | None = None
+    def __init__(self, model: OperatorModel, run: Run, input: Field, query: Field, size: int, seed: int | None = None):
+        """Cut them.
 
-    def __call__(self, part: Tensor) -> Tensor:
-        """The next sum of a run, if it is known; otherwise the part is added to it and the run ends."""
-        if self.asked < len(self.known):
-            self.asked += 1
-            return self.known[self.asked - 1].to(part.dtype)
-        # In float32 or better: chunks are many, and bfloat16 has three digits.
-        part = part.to(torch.promote_types(part.dtype, torch.float32))
-        self.growing = part.clone() if self.growing is None else self.growing.add_(part)
-        raise _UnknownSum
+        Args:
+            model: that is run.
+            run: that runs it.
+            input: what is known, with a batch axis.
+            query: where to answer, likewise.
+            size: points of each sample at once.
+            seed: of what is drawn at random in a chunk, which must be the same each time; None: nothing is.
+        """
+        if not model.reads_sums_alone:
+            raise InputError(
+                f"at most {size:,} points at once where not all is a sum over points: softmax needs every pair of them",
+                f"{max(input.points, query.points):,}",
+                "Give fewer points or more memory, or train with attention galerkin or fourier",
+            )
+        self.run, self.query, self.size, self.seed = run, query, size, seed
+        # Queries that do not feel each other are part of no sum: one stands for all of them.
+        coupled = query if not model.queries_independent else _weightless(query)
+        chunks = range(0, max(input.points, coupled.points), size)
+        self.pairs = [(_chunk(input, first, size), _chunk(coupled, first, size)) for first in chunks]
+        self.source = _weightless(input)  # all that is needed of the others is in the sums
+        self.starts = range(0, query.points, size)
+        self.sums: list[Tensor] = []
 
-    def complete(self) -> None:
-        """All chunks have given their part."""
-        if self.growing is not None:
-            self.known.append(self.growing)
-        self.growing = None
+    @torch.no_grad()
+    def add_up(self) -> None:
+        """Find all sums."""
+        while (first := self.part(0, self.sums)) is not None:
+            # In float32 or better: chunks are many, and bfloat16 has three digits.
+            total = first.to(torch.promote_types(first.dtype, torch.float32), copy=True)
+            for index in range(1, len(self.pairs)):
+                part = self.part(index, self.sums)
+                assert part is not None
+                total += part
+            self.sums.append(total)
+
+    def part(self, index: int, sums: Sequence[Tensor]) -> Tensor | None:
+        """The part that a chunk has in the sum after those that are given; None where there is none."""
+        try:
+            self._run(*self.pairs[index], 1, sums, index)
+        except _UnknownSum as unknown:
+            return unknown.part
+        return None
+
+    def answer(self, first: int, times: int, sums: Sequence[Tensor]) -> Float[Tensor, "batch times _ channels"]:
+        """Values at the queries from one of them on."""
+        return self._run(self.source, _chunk(self.query, first, self.size), times, sums, len(self.pairs) + first)
+
+    def go_back(self, gradient: Float[Tensor, "batch times queries channels"]) -> None:
+        """Add to the gradients of the parameters, from those of the answers."""
+        sums = [total.detach().requires_grad_() for total in self.sums]
+        for first in self.starts:
+            answer = self.answer(first, gradient.shape[1], sums)
+            answer.backward(gradient[:, :, first : first + self.size].to(answer.dtype))
+        for last in reversed(range(len(sums))):
+            arrived = sums[last].grad
+            if arrived is None:  # statistics that gradients do not pass
+                continue
+            for index in range(len(self.pairs)):
+                part = self.part(index, sums[:last])
+                assert part is not None
+                if part.requires_grad:
+                    part.backward(arrived.to(part.dtype))
+
+    def _run(self, known: Field, asked: Field, times: int, sums: Sequence[Tensor], key: int) -> Tensor:
+        with _ONE_AT_A_TIME, self._drawn(known.coords.device, key), points_split(_Known(sums)):
+            return self.run(known, asked, times)
+
+    @contextlib.contextmanager
+    def _drawn(self, device: torch.device, key: int) -> Iterator[None]:
+        """Draw the same numbers whenever a chunk is run, and leave the generators of others where they are."""
+        if self.seed is None:
+            yield
+            return
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed + key)
+            yield
+
+
+class InChunks:
+    """What an operator's model says of physical fields, with gradients, a chunk of points at a time.
+
+    More points than a chunk are never in the model at once. The backward pass runs it again, and adds to the gradients
+    of the parameters; there is none for the fields.
+    """
+
+    def __init__(self, operator: Operator, size: int):
+        """Run the model of an operator.
+
+        Args:
+            operator: whose model it is.
+            size: points at once, of all samples of a batch together; input and queries alike.
+        """
+        self.operator, self.size = operator, size
+
+    def __call__(
+        self, input: Field, query: Field, times: int | None = None
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """Values on unit scale."""
+        operator = self.operator
+        model, times = operator.model, operator.spec.out_times if times is None else times
+        input, query = operator.normalized(input, query)
+        size = max(1, self.size // input.coords.shape[0])
+        if max(input.points, query.points) <= size:
+            return model(input, query, times)
+
+        def run(known: Field, asked: Field, times: int) -> Tensor:
+            with operator.rounded(known.coords.device):  # the backward pass comes here too
+                return model(known, asked, times)
+
+        seed = int(torch.randint(2**62, ())) if operator.training else None
+        chunks = _Chunks(model, run, input, query, size, seed)
+        chunks.add_up()
+        begin = input.coords.new_zeros((), requires_grad=torch.is_grad_enabled())
+        return _Answers.apply(begin, chunks, times)  # pyright: ignore[reportReturnType]
+
+
+class _Answers(torch.autograd.Function):
+    """All answers in chunks; nothing of how they came about is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, begin: Tensor, chunks: _Chunks, times: int) -> Tensor:
+        ctx.chunks = chunks
+        return torch.cat([chunks.answer(first, times, chunks.sums) for first in chunks.starts], 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        with torch.enable_grad():
+            ctx.chunks.go_back(gradients[0])
+        return None, None, None
 
 
 def answered_in_chunks(
@@ -83,36 +220,16 @@ def answered_in_chunks(
         size: points of each sample at once.
         ferry: that takes them there.
     """
-    if not operator.model.reads_sums_alone:
-        raise InputError(
-            f"at most {size:,} points at once where not all is a sum over points: softmax needs every pair of them",
-            f"{max(input.points, query.points):,}",
-            "Give fewer points or more memory, or train with attention galerkin or fourier",
-        )
-    sums = _Sums()
 
-    def run(known: Field, asked: Field, times: int) -> Tensor | None:
-        sums.asked = 0
+    @torch.no_grad()
+    def run(known: Field, asked: Field, times: int) -> Tensor:
         known, asked = ferry.over(known), ferry.over(asked)
-        with _ONE_AT_A_TIME, torch.no_grad(), points_split(sums):
-            try:
-                return operator(known, asked, times)
-            except _UnknownSum:
-                return None
+        return operator.to_physical(operator.plainly(known, asked, times), asked.coords)
 
-    # Queries that do not feel each other are part of no sum: one stands for all of them.
-    coupled = query if not operator.model.queries_independent else _weightless(query)
-    chunks = range(0, max(input.points, coupled.points), size)
-    pairs = [(_chunk(input, first, size), _chunk(coupled, first, size)) for first in chunks]
-    while run(*pairs[0], 1) is None:
-        for pair in pairs[1:]:
-            run(*pair, 1)
-        sums.complete()
-    source = _weightless(input)  # all that is needed of the others is in the sums
-    for first in range(0, query.points, size):
-        answer = run(source, _chunk(query, first, size), times)
-        assert answer is not None
-        yield answer
+    chunks = _Chunks(operator.model, run, input, query, size)
+    chunks.add_up()
+    for first in chunks.starts:
+        yield chunks.answer(first, times, chunks.sums)
 
 
 def answered_in_turn(

@@ -45,7 +45,7 @@ from oformer.training.step import Stepper, used_precision
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
 # What may change when a run is continued, because it does not change the weights that come out.
-WITHOUT_EFFECT = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute")
+WITHOUT_EFFECT = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute", "chunk")
 # Why a rank may want to stop before the end, the strongest reason last.
 _WISHES = ("", "time", "SIGINT", "SIGTERM")
 
@@ -170,19 +170,25 @@ def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
             f"{ranks.world} ranks",
             "Set training.precision to bfloat16 or tf32",
         )
+    if recipe.model.attention == "softmax" and (ranks.splits_points or settings.chunk is not None):
+        raise InputError(
+            "a linear attention, galerkin or fourier, where the points of a sample are not all together",
+            "softmax, which needs every pair of points",
+            "Set model.attention, or use --split samples" if ranks.splits_points else "Leave training.chunk out",
+        )
     if not ranks.splits_points:
         return
+    if settings.chunk is not None:
+        raise InputError(
+            "all points of a sample in one process for training.chunk",
+            "points split over ranks",
+            "Leave it out: more ranks hold fewer points each; or use --split samples",
+        )
     if settings.loss.derivative:
         raise InputError(
             "a loss without derivatives, which need neighbors, where points are split over ranks",
             f"training.loss.derivative {settings.loss.derivative:g}",
             "Set it to 0, or use --split samples",
-        )
-    if recipe.model.attention == "softmax":
-        raise InputError(
-            "a linear attention, galerkin or fourier, where points are split over ranks",
-            "softmax, which needs every pair of points",
-            "Set model.attention, or use --split samples",
         )
 
 

@@ -53,11 +53,21 @@ class Training:
     compile: bool | None = None  # the model, for each shape it meets; None: on a GPU yes, on a CPU no
     capture: bool | None = None  # whole steps as CUDA graphs, one for each shape; None: on a GPU yes, on a CPU no
     recompute: bool = False  # keep what enters the blocks and steps of a model, compute the rest again: less memory
+    chunk: int | None = None  # points of a sample in the model at once: any number of points, in more time
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
+        if self.chunk is not None and self.chunk < 1:
+            raise InputError("`training.chunk` of at least 1", str(self.chunk))
+        for name in ("compile", "capture", "recompute"):
+            if self.chunk is not None and getattr(self, name):
+                raise InputError(
+                    f"no training.{name} with training.chunk, which runs the model on pieces, and again to go back",
+                    "both",
+                    f"Leave training.{name} off",
+                )
 
 
 @dataclass(frozen=True)

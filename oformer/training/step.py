@@ -16,6 +16,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Batch
 from oformer.models.base import Operator, Precision
+from oformer.models.chunked import InChunks
 from oformer.nn.rotary import expanded
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.graphs import CudaGraphs, Record, Work
@@ -77,7 +78,7 @@ class Stepper:
         """Compile the model and prepare recording, where settings and device ask for it.
 
         Args:
-            operator: on the device; its model stays compiled until `compiled` is set to None.
+            operator: on the device; its model stays compiled or in chunks until `compiled` or `chunked` is set to None.
             settings: of the loss, of slices, and of compiling and recording.
             device: where batches lie.
             ranks: the processes that train together.
@@ -87,7 +88,9 @@ class Stepper:
         gpu = device.type == "cuda"
         self.operator, self.settings = operator, settings
         self.measure: Measure = settings.loss.of
-        if (gpu and _has_triton()) if settings.compile is None else settings.compile:
+        in_pieces = settings.chunk is not None
+        operator.chunked = InChunks(operator, settings.chunk) if settings.chunk is not None else None
+        if (gpu and _has_triton() and not in_pieces) if settings.compile is None else settings.compile:
             operator.compiled = _compiled(operator)
             self.measure = torch.compile(settings.loss.of, dynamic=False)
         # Sums over split points are messages between processes, which a graph of one process does not know of.
@@ -97,7 +100,7 @@ class Stepper:
                 "points split over ranks" if ranks.splits_points else str(device),
                 "Leave the setting out",
             )
-        if settings.capture is False or ranks.splits_points:
+        if settings.capture is False or ranks.splits_points or in_pieces:
             record = None
         elif gpu and record is None:
             record = CudaGraphs(device)

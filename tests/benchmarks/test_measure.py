@@ -62,9 +62,10 @@ def test_inference_is_measured_on_the_device_and_from_host_memory():
     assert all(n["tflops"] > 0 and n["of_peak"] > 0 for n in found)
 
 
-def test_growth_measures_each_series_at_each_size():
+def test_growth_measures_each_series_at_each_size(monkeypatch):
+    monkeypatch.setattr(measure, "CHUNK", 10)
     found = list(measure.measure(case("growth", sizes=(20, 40)), 0.0))
-    series = ("growth-bounded", "growth-predict", "growth-train")
+    series = ("growth-bounded", "growth-predict", "growth-train", "growth-train-chunks")
     assert [(n["what"], n["points"]) for n in found] == [(what, size) for what in series for size in ("20", "40")]
     assert all(n["milliseconds"] > 0 for n in found)
 

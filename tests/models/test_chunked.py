@@ -8,7 +8,7 @@ import torch
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models import Normalization, OFormerConfig, Operator
-from oformer.models.chunked import _Sums, _UnknownSum, answered_in_chunks
+from oformer.models.chunked import InChunks, _Chunks, answered_in_chunks
 from oformer.models.ferry import Ferry
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.sums import over_points, points_are_split, points_split
@@ -91,14 +91,17 @@ def test_weights_that_do_not_sum_to_one_mean_the_same():
 
 def test_sums_of_many_chunks_lose_no_digits_in_bfloat16():
     """In which 256 and one more is 256."""
-    sums = _Sums()
-    for _ in range(1000):
-        with pytest.raises(_UnknownSum):
-            sums(torch.ones(2, dtype=torch.bfloat16))
-    sums.complete()
-    whole = sums(torch.zeros(2, dtype=torch.bfloat16))
+
+    def count(known: Field, asked: Field, times: int) -> torch.Tensor:
+        return over_points(torch.ones(1, 1, 1, 2, dtype=torch.bfloat16))
+
+    operator = operator_of(torch.float32)
+    points = Field.of(torch.rand(1, 1000, 2), None)
+    chunks = _Chunks(operator.model, count, points, points, 1)
+    chunks.add_up()
+    whole = chunks.answer(0, 1, chunks.sums)
     assert whole.dtype == torch.bfloat16
-    assert whole.tolist() == [1000.0, 1000.0]
+    assert whole.flatten().tolist() == [1000.0, 1000.0]
 
 
 def test_bfloat16_in_chunks_is_bfloat16():
@@ -161,3 +164,118 @@ def test_points_are_split_for_nobody_else():
         assert torch.equal(over_points(part), 2 * part)
     assert seen[0][0] is False
     assert seen[0][1] is part
+
+
+def gradients(operator: Operator, input: Field, query: Field, times: int, chunk: int | None) -> list[torch.Tensor]:
+    """Of a loss that is no sum over queries, like a relative error: all parameters, one after the other."""
+    operator.chunked = None if chunk is None else InChunks(operator, chunk)
+    operator.zero_grad()
+    values = operator.predict_normalized(input, query, times)
+    aim = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view_as(values)
+    ((values - aim).square().mean() / aim.square().mean()).sqrt().backward()
+    operator.chunked = None
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in operator.parameters()]
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+@pytest.mark.parametrize("norm", ["points", "points-detached", "channels", "layernorm", "none"])
+@pytest.mark.parametrize("kind", ["galerkin", "fourier"])
+def test_chunks_change_no_gradient(kind, norm, mixing):
+    operator = operator_of(attention=kind, norm=norm, mixing=mixing, codes=3 * mixing)
+    input, query = fields_of(operator)
+    whole = gradients(operator, input, query, 3, None)
+    assert sum(float(g.abs().sum()) > 0 for g in whole) > 20
+    for chunk in (8, 40):  # of two samples
+        found = gradients(operator, input, query, 3, chunk)
+        torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-11)
+
+
+def test_gradients_on_a_shared_grid_and_of_one_step():
+    operator = operator_of()
+    input, query = fields_of(operator, shared=True)
+    whole = gradients(operator, input, query, 1, None)
+    torch.testing.assert_close(gradients(operator, input, query, 1, 10), whole, rtol=1e-9, atol=1e-11)
+
+
+def test_few_points_are_computed_as_ever(monkeypatch):
+    operator = operator_of()
+    input, query = fields_of(operator)
+    seen, forward = [], operator.model.forward
+    monkeypatch.setattr(operator.model, "forward", lambda *a: seen.append(a[0].points) or forward(*a))
+    gradients(operator, input, query, 3, 2 * POINTS)
+    assert seen == [POINTS]
+
+
+def test_the_model_never_sees_more_points_in_training_either(monkeypatch):
+    operator = operator_of(mixing=True)
+    input, query = fields_of(operator)
+    seen, forward = [], operator.model.forward
+    monkeypatch.setattr(
+        operator.model, "forward", lambda known, asked, times: seen.append(max(known.points, asked.points)) or forward(
+            known, asked, times
+        )
+    )  # fmt: skip
+    gradients(operator, input, query, 3, 12)
+    assert max(seen) == 6
+    # As for answers, and back again: three chunks of answers, and five sums over four chunks.
+    assert len(seen) == (5 * 4 + 1 + 3) + (3 + 5 * 4)
+
+
+def test_dropout_is_the_same_whenever_a_chunk_is_run():
+    """Otherwise gradients would belong to no loss: compare them with differences of it."""
+    operator = operator_of().train()
+    operator.chunked = InChunks(operator, 10)
+    input, query = fields_of(operator)
+    weight = operator.model.lift.layers[0].weight
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(7)
+        return operator.predict_normalized(input, query, 2).square().mean()
+
+    operator.zero_grad()
+    loss().backward()
+    direction = torch.randn_like(weight)
+    slope = float((weight.grad * direction).sum())
+    step, found = 1e-5, []
+    with torch.no_grad():
+        for sign in (1, -1):
+            weight += sign * step * direction
+            found.append(float(loss()))
+            weight -= sign * step * direction
+        assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-6)
+        torch.manual_seed(8)
+        assert float(operator.predict_normalized(input, query, 2).square().mean()) != found[0]
+
+
+def test_chunks_leave_the_generator_where_one_draw_leaves_it():
+    operator = operator_of().train()
+    operator.chunked = InChunks(operator, 10)
+    torch.manual_seed(3)
+    operator.predict_normalized(*fields_of(operator), 2)
+    after = torch.rand(())
+    torch.manual_seed(3)
+    fields_of(operator)
+    torch.randint(2**62, ())
+    assert torch.equal(after, torch.rand(()))
+
+
+def test_backward_twice_gives_the_gradients_twice():
+    operator = operator_of()
+    operator.chunked = InChunks(operator, 10)
+    value = operator.predict_normalized(*fields_of(operator), 2).square().mean()
+    value.backward(retain_graph=True)
+    once = [None if p.grad is None else p.grad.clone() for p in operator.parameters()]
+    value.backward()
+    for first, p in zip(once, operator.parameters(), strict=True):
+        if first is not None:
+            torch.testing.assert_close(p.grad, 2 * first, rtol=1e-9, atol=1e-12)
+
+
+def test_a_predictor_of_an_operator_in_chunks_has_its_own():
+    """Chunks within chunks would wait for each other."""
+    operator = operator_of(torch.float32)
+    input, query = fields_of(operator)
+    with torch.no_grad():
+        whole = operator(input, query)
+    operator.chunked = InChunks(operator, 6)
+    torch.testing.assert_close(chunked(operator, input, query, 9), whole, rtol=1e-5, atol=1e-5)

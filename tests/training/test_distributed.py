@@ -326,7 +326,9 @@ def test_errors_of_every_sample_are_those_of_one_process(two, split, count):
         (ragged_recipe(batch=6, accumulate=2), Ranks(0, 2), "6 over 2 and 2"),
         (ragged_recipe(batch=6, accumulate=4), Ranks(0, 2, "points"), "6 over 1 and 4"),
         (ragged_recipe(loss=Loss(derivative=0.1)), Ranks(0, 2, "points"), "without derivatives.*--split samples"),
-        (ragged_recipe("softmax"), Ranks(0, 2, "points"), "galerkin or fourier.*got softmax"),
+        (ragged_recipe("softmax"), Ranks(0, 2, "points"), "galerkin or fourier.*got softmax.*--split samples"),
+        (ragged_recipe("softmax", chunk=9), Ranks(0, 1), "galerkin or fourier.*got softmax.*Leave training.chunk out"),
+        (ragged_recipe(chunk=9), Ranks(0, 2, "points"), "all points of a sample in one process for training.chunk"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused_before_anything_is_written(tmp_path, recipe, ranks, sentence):

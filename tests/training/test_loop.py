@@ -24,6 +24,7 @@ from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
+from oformer.training.recipe import Recipe
 from tests.tiny import tiny_recipe
 
 
@@ -79,6 +80,33 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypa
     assert same_state(tmp_path / "whole", tmp_path / "parts")
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert whole.scores == second.scores
+
+
+def without_dropout(recipe: Recipe) -> Recipe:
+    encoder = dataclasses.replace(recipe.model.encoder, dropout=0.0, lift_dropout=0.0)
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, encoder=encoder))
+
+
+def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
+    """With a loss that asks for neighbors, dropped points, and evaluation; dropout draws other numbers."""
+    whole = run(without_dropout(tiny_recipe(steps=20)), tmp_path / "whole", splits)
+    parts = run(without_dropout(tiny_recipe(steps=20, chunk=4 * 10)), tmp_path / "parts", splits)
+    for (step, a), (_, b) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
+        assert b == pytest.approx(a, rel=1e-3), step
+    assert parts.scores.error == pytest.approx(whole.scores.error, rel=1e-3)
+    assert load_checkpoint(checkpoints(tmp_path / "parts")[-1]).operator.chunked.size == 40
+    assert load_checkpoint(checkpoints(tmp_path / "whole")[-1]).operator.chunked is None
+
+
+def test_a_run_in_chunks_goes_on_bit_for_bit(tmp_path, splits, monkeypatch):
+    recipe = tiny_recipe(steps=16, chunk=4 * 10)
+    run(recipe, tmp_path / "whole", splits)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7, signal.SIGTERM)
+        run(recipe, tmp_path / "parts", splits)
+    torch.manual_seed(12345)
+    assert run(recipe, tmp_path / "parts", splits).finished
+    assert same_state(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path, splits):
@@ -254,3 +282,11 @@ def test_going_on_with_data_of_another_shape_is_refused(tmp_path, splits, tiny_d
     finer = tiny_data.with_view(View(points=(64,)))
     with pytest.raises(InputError, match=r"was begun with.*grid=\(64,\).*grid=\(32,\)"):
         run(tiny_recipe(steps=2), tmp_path, (finer.split("train"), finer.split("test")))
+
+
+@pytest.mark.parametrize("other", [{"compile": True}, {"capture": True}, {"recompute": True}])
+def test_chunks_go_with_no_other_way_of_running_the_model(other):
+    with pytest.raises(InputError, match=rf"no training.{next(iter(other))} with training.chunk"):
+        tiny_recipe(chunk=8, **other)
+    with pytest.raises(InputError, match=r"`training.chunk` of at least 1.*0"):
+        tiny_recipe(chunk=0)
