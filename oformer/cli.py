@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import tyro
 
-from oformer.errors import InputError, SolverDiverged, TrainingDiverged, unknown_name
+from oformer.errors import InputError, OutOfMemory, SolverDiverged, TrainingDiverged, unknown_name
 from oformer.terminal import say, table
 
 if TYPE_CHECKING:
@@ -377,6 +377,10 @@ class Predict:
     plot: Path | None = None
     """Also draw it (1-D)."""
     device: Device = "auto"
+    precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
+    """As trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16."""
+    memory_gb: float | None = None
+    """GiB to compute in; by default most of what is free. More points than fit pass in chunks."""
 
     def run(self, rest: list[str]) -> int:
         """Predict and write the file."""
@@ -386,7 +390,8 @@ class Predict:
         from oformer.predict import Predictor, read_field
 
         _no_more(rest)
-        predictor = Predictor(self.run_folder, None if self.device == "auto" else _device(self.device))
+        device = None if self.device == "auto" else _device(self.device)
+        predictor = Predictor(self.run_folder, device, precision=self.precision, memory_gb=self.memory_gb)
         field = read_field(self.input)
         query = None
         if self.queries is not None:
@@ -769,7 +774,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command, rest = parse(arguments)
         return command.run(rest)
-    except (InputError, SolverDiverged, TrainingDiverged, ImportError) as error:
+    except (InputError, SolverDiverged, TrainingDiverged, OutOfMemory, ImportError) as error:
         if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
             raise
         if _first_rank() or not _of_all_ranks(error):

@@ -39,6 +39,17 @@ class TrainingDiverged(RuntimeError):
         )
 
 
+class OutOfMemory(RuntimeError):
+    """A device has no room for what was asked of it."""
+
+    def __init__(self, what: str, device: str, do: str):
+        super().__init__(f"Memory for {what} is not there on {device}. {do}")
+        self._parts = what, device, do
+
+    def __reduce__(self) -> tuple[type["OutOfMemory"], tuple[str, str, str]]:
+        return type(self), self._parts
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> InputError:
     """The error for a name that does not exist: lists the choices and the nearest one."""
     choices = sorted(choices)

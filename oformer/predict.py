@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
-from oformer.errors import InputError, unknown_name
+from oformer.errors import InputError, OutOfMemory, unknown_name
 from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
@@ -103,8 +103,13 @@ class Predictor:
         self.operator.check(field, query)
         times = self.spec.out_times if times is None else times
         answer_on = torch.device(answer_on)
-        with products_in(self.precision):
-            values = self._answer(field, query, times, chunk, answer_on)
+        try:
+            with products_in(self.precision):
+                values = self._answer(field, query, times, chunk, answer_on)
+        except torch.OutOfMemoryError as error:
+            what = f"a prediction of {batch} samples of {field.points:,} points at {query.points:,} queries"
+            less = f"`memory_gb={0.5 * (self.memory_gb or _free_gb(self.device)):.2g}`"
+            raise OutOfMemory(what, str(self.device), f"Give the Predictor less to compute in: {less}.") from error
         asked = Ferry(answer_on).over(query)
         answer = Field(asked.coords, values, asked.weights)
         return answer.single(0) if single else answer

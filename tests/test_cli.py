@@ -158,7 +158,7 @@ def test_predict_writes_physical_values_where_asked(trained, tmp_path):
     out, picture = tmp_path / "out.npz", tmp_path / "out.png"
     done = cli(
         "predict", "outputs/burgers-demo", tmp_path / "in.npz", "--queries", tmp_path / "where.npy", "--out", out,
-        "--plot", picture, cwd=trained,
+        "--plot", picture, "--memory-gb", "1e-5", cwd=trained,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer = np.load(out)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from oformer.checkpoint import Checkpoint, save_checkpoint
-from oformer.errors import InputError
+from oformer.errors import InputError, OutOfMemory
 from oformer.fields import Field, collate
 from oformer.models import Operator
 from oformer.predict import HELD, Predictor, find_checkpoint, read_field
@@ -236,3 +236,13 @@ def test_read_field_understands_the_documented_forms(tmp_path):
     np.savez(tmp_path / "objects.npz", coords=np.array([{}], dtype=object), values=u)
     with pytest.raises(InputError, match="plain arrays"):
         read_field(tmp_path / "objects.npz")
+
+
+def test_too_little_memory_is_said_with_a_way_out(predict, tiny_data, monkeypatch):
+    def full(field):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(predict, "_encode", full)
+    monkeypatch.setattr(predict, "memory_gb", 3.0)
+    with pytest.raises(OutOfMemory, match=r"1 samples of 32 points at 32 queries.*on cpu.*`memory_gb=1.5`"):
+        predict(tiny_data[0].input)

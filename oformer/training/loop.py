@@ -28,7 +28,7 @@ from oformer.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_te
 from oformer.config import differences, from_json, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader, few_sizes, padded
-from oformer.errors import InputError, TrainingDiverged
+from oformer.errors import InputError, OutOfMemory, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
@@ -38,14 +38,16 @@ from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
-from oformer.training.recipe import Recipe
+from oformer.training.recipe import Recipe, Training
 from oformer.training.schedules import begin_later
 from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
 KEPT = 2  # checkpoints of a run; one would do, two forgive a bad disk
-# What may change when a run is continued, because it does not change the weights that come out.
-WITHOUT_EFFECT = ("log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "recompute", "chunk")
+# What may change when a run is continued: the weights that come out are the same but for rounding and dropout's draws.
+WITHOUT_EFFECT = (
+    "log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "accumulate", "recompute", "chunk",
+)  # fmt: skip
 # Why a rank may want to stop before the end, the strongest reason last.
 _WISHES = ("", "time", "SIGINT", "SIGTERM")
 
@@ -121,7 +123,10 @@ def train(
     try:
         with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
             for batch in loader.stream(state.step):
-                numbers = _descend(recipe, state, batch, ranks)
+                try:
+                    numbers = _descend(recipe, state, batch, ranks)
+                except torch.OutOfMemoryError as error:
+                    raise _out_of_memory(settings, batch, device) from error
                 if state.step == first:
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
@@ -190,6 +195,20 @@ def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
             f"training.loss.derivative {settings.loss.derivative:g}",
             "Set it to 0, or use --split samples",
         )
+
+
+def _out_of_memory(settings: Training, batch: Batch, device: torch.device) -> OutOfMemory:
+    """What did not fit, and the settings that would make it."""
+    points = max(batch.input.points, batch.query.points)
+    if settings.chunk is not None:
+        ways = [f"--training.chunk {max(1, settings.chunk // 2)} (fewer points at once)"]
+    else:
+        each = batch.size // settings.accumulate
+        ways = [f"--training.accumulate {2 * settings.accumulate} (half as many samples at once)"] * (each % 2 == 0)
+        ways += ["--training.recompute (keep less, compute it again)"] * (not settings.recompute)
+        ways += [f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"]
+    what = f"a training step of {batch.size} samples of {points:,} points"
+    return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {', or '.join(ways)}.")
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:

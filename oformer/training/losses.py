@@ -2,7 +2,7 @@
 
 Differs: the paper names the relative L2 error alone; its released code adds derivative terms (Burgers 1e-3, Darcy 0.1,
 Navier-Stokes 0.05), which in two dimensions are relative to each grid row instead of each sample, and trains the
-problems on irregular meshes on plain squared errors.
+problems on irregular meshes on plain squared errors, averaged over all points of a batch (`by_points`).
 """
 
 import math
@@ -75,6 +75,7 @@ class Loss:
     derivative_boundary: Boundary = "periodic"
     derivative_rows: bool = False  # the derivative's error relative to each grid row, as released
     region: Region | None = None  # where the momentum counts once more
+    by_points: bool = False  # a sample of more points weighs more: the mean is over the points of a batch, as released
 
     def __post_init__(self) -> None:
         if self.region is not None and self.scale != "normalized":
@@ -87,7 +88,11 @@ class Loss:
     def of(self, operator: Operator, batch: Batch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The same from what the model of an operator said, on its unit scale."""
         prediction, target = operator.on_scale(values, batch, self.scale)
-        value = self.error(prediction, target, batch.query.weights).mean()
+        errors = self.error(prediction, target, batch.query.weights)
+        if self.by_points:
+            counts = over_points((batch.query.weights > 0).sum(-1).to(errors.dtype))
+            errors = errors * (counts / counts.mean()).view(-1, *[1] * (errors.ndim - 1))
+        value = errors.mean()
         parts = {"error": value.detach()}
         if self.derivative:
             grid = operator.spec.grid

@@ -16,7 +16,7 @@ import torch
 from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
 from oformer.data.dataset import View
-from oformer.errors import InputError, TrainingDiverged
+from oformer.errors import InputError, OutOfMemory, TrainingDiverged
 from oformer.files import read_json, write_json
 from oformer.training import loop
 from oformer.training.evaluate import evaluate
@@ -290,3 +290,29 @@ def test_chunks_go_with_no_other_way_of_running_the_model(other):
         tiny_recipe(chunk=8, **other)
     with pytest.raises(InputError, match=r"`training.chunk` of at least 1.*0"):
         tiny_recipe(chunk=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ways"),
+    [
+        ({}, r"--training.accumulate 2 .*--training.recompute .*--training.chunk 16 "),
+        ({"accumulate": 4, "recompute": True}, r"goes on with --training.chunk 16 "),
+        ({"chunk": 40}, r"goes on with --training.chunk 20 "),
+    ],
+)
+def test_too_little_memory_is_said_with_ways_out(tmp_path, splits, monkeypatch, settings, ways):
+    def full(self, batch, times):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    recipe = tiny_recipe(steps=6, drop=None, checkpoint_every=1, **settings)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        run(recipe, tmp_path, splits)
+    monkeypatch.setattr(loop.Stepper, "__call__", full)
+    with pytest.raises(OutOfMemory, match=rf"4 samples of 32 points is not there on cpu.*{ways}"):
+        run(recipe, tmp_path, splits)
+    monkeypatch.undo()
+    assert checkpoints(tmp_path)[-1].name == "00000002"
+    # Each way may be taken by the run that is there.
+    other = tiny_recipe(steps=6, drop=None, checkpoint_every=1, accumulate=2, chunk=16)
+    assert run(other, tmp_path, splits).finished

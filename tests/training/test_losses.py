@@ -279,3 +279,25 @@ def test_the_momentum_counts_again_in_its_region(products, density):
 def test_a_region_needs_the_unit_scale():
     with pytest.raises(InputError, match="`normalized` for a loss with a region"):
         Loss(scale="physical", region=Region(box=(0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("kind", [*RELATIVE, "squared"])
+def test_by_points_a_sample_of_more_points_weighs_more(kind):
+    operator, batch = problem((3, 2, 6, 2))
+    weights = torch.zeros(3, 6)
+    for i, n in enumerate((6, 3, 1)):
+        weights[i, :n] = 1 / n
+    batch = dataclasses.replace(batch, query=dataclasses.replace(batch.query, weights=weights))
+    found = value(Loss(kind, by_points=True), operator, batch)
+    each = [value(Loss(kind), *sample(operator, batch, i)) for i in range(3)]
+    assert found == pytest.approx((6 * each[0] + 3 * each[1] + each[2]) / 10, rel=1e-12)
+    if kind == "squared":  # the mean over all points of the batch
+        error = (operator.model.says.detach() - batch.target).square().sum(-1).mean(1)
+        assert found == pytest.approx(float(error[weights > 0].mean()), rel=1e-12)
+
+
+def sample(operator: Operator, batch: Batch, index: int) -> tuple[Operator, Batch]:
+    """The one of a batch, and an operator that says the same of it."""
+    one = slice(index, index + 1)
+    model = Fixed(operator.spec, operator.model.says[one].detach())
+    return Operator(model, operator.normalization), batch.each(lambda tensor: tensor[one])
