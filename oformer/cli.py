@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 import tyro
 
-from oformer.errors import InputError, OutOfMemory, SolverDiverged, TrainingDiverged, unknown_name
+from oformer.errors import InputError, OutOfMemory, OutsideTraining, SolverDiverged, TrainingDiverged, unknown_name
 from oformer.terminal import say, table
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ class Predict:
     times: int | None = None
     out: Path = Path("prediction.npz")
     plot: Path | None = None
-    """Also draw it (1-D)."""
+    """Also draw it, on a line or in the plane."""
     device: Device = "auto"
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
     """As trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16."""
@@ -398,7 +399,8 @@ class Predict:
             query = read_field(self.queries, values_needed=False)
         elif self.resolution is not None:
             query = predictor.grid(field, self.resolution)
-        answer = predictor(field, query, self.times)
+        with _plain_warnings():
+            answer = predictor(field, query, self.times)
         save_npz(self.out, coords=np.asarray(answer.coords), values=np.asarray(answer.values))
         say(f"Wrote {answer.values.shape[0]} frame(s) at {answer.points} points to {self.out}.")
         if self.plot is not None:
@@ -511,9 +513,11 @@ class Inspect:
     def run(self, rest: list[str]) -> int:
         """Look and print."""
         from oformer.inspection import describe
+        from oformer.predict import find_checkpoint
 
         _no_more(rest)
-        print(describe(self.file, verify=self.verify))
+        named = str(self.file).startswith("zoo:")
+        print(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
         return 0
 
 
@@ -794,6 +798,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print what an operator warns of as one sentence, without the line of Python that it came from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OutsideTraining)
+        show = warnings.showwarning
+
+        def plainly(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, OutsideTraining):
+                print(f"oformer: {message}", file=sys.stderr)
+            else:
+                show(message, category, *rest)
+
+        warnings.showwarning = plainly
+        yield
+
+
 @_said_by_first_rank()
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
@@ -855,8 +876,9 @@ def _recipe_for(data: Path | None) -> "Recipe":
     say(describe(data))
     recipe = OperatorRegressor().recipe(open_own(data), data.stem)
     t, model = recipe.training, recipe.model
-    say(f"Chosen from the data: {t.steps:,} steps of {t.batch}, width {model.encoder.width}, "
-        f"depth {model.encoder.depth}. Change any: --training.steps, --model.encoder.width...")  # fmt: skip
+    say(f"Chosen from the data, where you do not say otherwise: {t.steps:,} steps of {t.batch}, "
+        f"width {model.encoder.width}, depth {model.encoder.depth}. "
+        "Change any: --training.steps, --model.encoder.width...")  # fmt: skip
     return recipe
 
 

@@ -39,6 +39,10 @@ class TrainingDiverged(RuntimeError):
         )
 
 
+class OutsideTraining(UserWarning):
+    """An operator is asked about what training has not shown it."""
+
+
 class OutOfMemory(RuntimeError):
     """A device has no room for what was asked of it."""
 

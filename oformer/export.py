@@ -93,7 +93,7 @@ def export(
     suffix = _suffix(path)
     checkpoint = _checkpoint(source)
     operator = _plain(checkpoint.operator)
-    times = operator.spec.out_times if times is None else times
+    times = operator.horizon(times)
     if suffix == ".onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):  # before minutes of tracing
             _needed(name)
@@ -201,7 +201,9 @@ def _needed(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise InputError(
-            f"the package {name} for ONNX files", "none installed", "Install it: pip install 'oformer[export]'"
+            f"the package {name} for ONNX files",
+            "none installed",
+            "Install them: pip install onnx onnxscript onnxruntime",
         ) from error
 
 

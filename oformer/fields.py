@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -30,16 +31,25 @@ class Field:
     @classmethod
     def of(
         cls,
-        coords: Float[Tensor, "*batch points dim"],
-        values: Float[Tensor, "*batch times points channels"] | None = None,
-        weights: Float[Tensor, "*batch points"] | None = None,
+        coords: Tensor | np.ndarray,
+        values: Tensor | np.ndarray | None = None,
+        weights: Tensor | np.ndarray | None = None,
     ) -> "Field":
-        """A field with the defaults filled in: no values, and the paper's weight 1/n for each of n points."""
-        if values is None:
-            values = coords.new_zeros((*coords.shape[:-2], 1, coords.shape[-2], 0))
-        if weights is None:
-            weights = uniform_weights(coords)
-        return cls(coords, values, weights)
+        """A field with the defaults filled in.
+
+        Args:
+            coords: (points, dim), with or without a batch axis before; arrays become tensors of float32.
+            values: (times, points, channels), or of one frame (points, channels) or (points,), with the same batch
+                axis; by default no channel.
+            weights: (points,), which sum to one; by default the paper's 1/n for each of n points.
+        """
+        coords = _tensor(coords)
+        values = coords.new_zeros((*coords.shape[:-1], 0)) if values is None else _tensor(values)
+        if values.ndim == coords.ndim - 1:
+            values = values.unsqueeze(-1)
+        if values.ndim == coords.ndim:
+            values = values.unsqueeze(-3)
+        return cls(coords, values, uniform_weights(coords) if weights is None else _tensor(weights))
 
     @property
     def points(self) -> int:
@@ -151,6 +161,10 @@ class Card:
     queries: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     picture: Picture = Picture()
+
+
+def _tensor(numbers: Tensor | np.ndarray) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.as_tensor(numbers, dtype=torch.float32)
 
 
 def uniform_weights(coords: Float[Tensor, "*batch points dim"]) -> Float[Tensor, "*batch points"]:

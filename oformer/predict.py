@@ -1,6 +1,7 @@
 """Predictor: any input points, any query points, any horizon, in physical units."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
-from oformer.errors import InputError, OutOfMemory, unknown_name
+from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_name
 from oformer.fields import Field, Spec, check_field, check_finite
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
@@ -43,6 +44,7 @@ class Predictor:
         precision: Precision = "float32",
         compile: bool = False,
         memory_gb: float | None = None,
+        warn: bool = True,
     ):
         """Load a trained operator.
 
@@ -52,6 +54,7 @@ class Predictor:
             precision: float32 as trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16.
             compile: compile the model at the first call, which takes a minute; pays for many calls of one shape.
             memory_gb: GiB to compute in, beside the weights; by default most of what is free when it is called.
+            warn: whether to warn (`OutsideTraining`) of inputs far from all that training has shown.
         """
         if memory_gb is not None and not memory_gb > 0:
             raise InputError("`memory_gb` above zero", str(memory_gb))
@@ -62,7 +65,7 @@ class Predictor:
         self.operator = self.checkpoint.operator.to(self.device).eval()
         self.operator.autocast = AUTOCAST.get(precision)
         self.precision: Precision = precision
-        self.memory_gb = memory_gb
+        self.memory_gb, self.warn = memory_gb, warn
         model = self.operator.model
         self._encode = torch.compile(model.encode) if compile else model.encode
         self._respond = torch.compile(model.answer) if compile else model.answer
@@ -92,6 +95,9 @@ class Predictor:
         """
         if chunk is not None and chunk < 1:
             raise InputError("a chunk of at least one query", str(chunk))
+        if not isinstance(field, Field):
+            raise InputError("a Field of points and values", type(field).__name__, "Give Field.of(coords, values)")
+        times = self.operator.horizon(times)
         query = self._query(field, query_points)
         single = field.coords.ndim == 2
         if single:
@@ -101,7 +107,8 @@ class Predictor:
         if query.coords.shape[0] != batch:
             query = Field(*(t.expand(batch, *t.shape[1:]) for t in (query.coords, query.values, query.weights)))
         self.operator.check(field, query)
-        times = self.spec.out_times if times is None else times
+        for words in self.operator.outside(field, query) if self.warn else ():
+            warnings.warn(f"Outside of what it was trained on, and so perhaps wrong: {words}", OutsideTraining, 2)
         answer_on = torch.device(answer_on)
         try:
             with products_in(self.precision):
@@ -131,7 +138,7 @@ class Predictor:
             raise InputError(
                 f"a Field with {self.spec.query_channels} feature(s) at each query point for this model",
                 "points alone",
-                "Give Field.of(points, features)",
+                "Give Field.of(points, features); on the command line, --queries with `coords` and `values` in a .npz",
             )
         if points is None:
             return Field.of(field.coords, None, field.weights)

@@ -192,7 +192,7 @@ def _airfoil() -> Recipe:
             horizon=Horizon(first=8, ramp=0.2),
             precision="bfloat16",
         ),
-        paper="Section 4.2, airfoil: momentum RMSE near the foil 15.469",
+        paper="Section 4.2, airfoil: RMSE near the foil 15.469, of density times momentum",
     )  # fmt: skip
 
 

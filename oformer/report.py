@@ -117,10 +117,9 @@ def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Pat
     """Draw a prediction without a truth to compare it with."""
     card = predictor.checkpoint.data
     names = (card.inputs, card.targets) if card else ((), ())
-    figure = lines.prediction(
-        known, answer, input=names[0][0] if names[0] else "input", target=names[1][0] if names[1] else "prediction"
-    )
-    style.save_figure(path, figure)
+    draw = lines.prediction if predictor.spec.dim == 1 else maps.prediction
+    input, target = names[0][0] if names[0] else "input", names[1][0] if names[1] else "prediction"
+    style.save_figure(path, draw(known, answer, input=input, target=target))
 
 
 def write_report(

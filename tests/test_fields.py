@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -197,3 +198,20 @@ def test_unknown_name():
     error = unknown_name("split", "tset", ["train", "test"])
     assert str(error) == ("Expected the name of a split, got `tset`. Did you mean `test`? Choices: test, train.")
     assert "Did you mean" not in str(unknown_name("split", "zzz", ["train"]))
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_field_of_arrays_and_of_one_frame(batch):
+    """Shapes that people have: numpy, no axis of time, no axis of channels."""
+    coords, values = torch.rand(*batch, 5, 2).numpy(), torch.rand(*batch, 5, 3, dtype=torch.float64).numpy()
+    field = Field.of(coords, values)
+    assert field.values.shape == (*batch, 1, 5, 3)
+    assert field.coords.dtype == field.values.dtype == field.weights.dtype == torch.float32
+    np.testing.assert_allclose(field.values.squeeze(-3).numpy(), values, rtol=1e-6)
+    scalar = Field.of(coords, values[..., 0], np.full((*batch, 5), 0.2))
+    assert scalar.values.shape == (*batch, 1, 5, 1)
+    np.testing.assert_allclose(scalar.values[..., 0, :, 0].numpy(), values[..., 0], rtol=1e-6)
+    whole = Field.of(torch.from_numpy(coords).double(), torch.from_numpy(values).unsqueeze(-3))
+    assert whole.coords.dtype == torch.float64
+    assert whole.values.shape == (*batch, 1, 5, 3)
+    assert Field.of(coords).values.shape == (*batch, 1, 5, 0)

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from oformer.checkpoint import Checkpoint, save_checkpoint
-from oformer.errors import InputError, OutOfMemory
+from oformer.errors import InputError, OutOfMemory, OutsideTraining
 from oformer.fields import Field, collate
 from oformer.models import Operator
 from oformer.predict import HELD, Predictor, find_checkpoint, read_field
 from tests.tiny import tiny_recipe
 
 
-def predictor_of(tiny_data, settings=None, **model):
+def predictor_of(tiny_data, settings=None, frames=1, **model):
     recipe = tiny_recipe()
     torch.manual_seed(0)
     config = dataclasses.replace(recipe.model, **model)
-    operator = Operator(config.build(tiny_data.spec), recipe.normalization).fit(tiny_data)
+    spec = dataclasses.replace(tiny_data.spec, out_times=frames)
+    operator = Operator(config.build(spec), recipe.normalization).fit(tiny_data)
     return Predictor(Checkpoint(operator, "tiny"), device="cpu", **(settings or {}))
 
 
@@ -73,7 +74,7 @@ def test_coupled_queries_are_answered_together_also_in_chunks(tiny_data, norm):
 )
 def test_queries_in_turn_read_the_sums_of_the_first(tiny_data, model, monkeypatch):
     """All input points are looked at once; softmax has no sums, and looks at them each time."""
-    predict = predictor_of(tiny_data, **model)
+    predict = predictor_of(tiny_data, frames=2, **model)
     batch, points = collate([tiny_data[0], tiny_data[1]]), torch.rand(25, 1)
     expected, seen = predict(batch.input, points, times=2).values, []
     answer = predict.operator.model.answer
@@ -93,8 +94,8 @@ MEMORY = 10 * 4 * HELD * 32 / 2**30  # GiB for ten points of the tiny model, who
 def test_little_memory_changes_no_answer_and_bounds_what_the_model_sees(tiny_data, model, monkeypatch):
     batch = collate([tiny_data[0], tiny_data[1], tiny_data[2]])
     points = torch.rand(25, 1)
-    plenty = predictor_of(tiny_data, **model)
-    scarce = predictor_of(tiny_data, {"memory_gb": MEMORY}, **model)
+    plenty = predictor_of(tiny_data, frames=2, **model)
+    scarce = predictor_of(tiny_data, {"memory_gb": MEMORY}, frames=2, **model)
     seen, forward = [], scarce.operator.model.forward
     monkeypatch.setattr(
         scarce.operator.model,
@@ -168,7 +169,8 @@ def test_compiled_answers_are_the_same():
     assert done.returncode == 0, done.stderr
 
 
-def test_more_steps_than_trained_and_a_batch_of_inputs_on_shared_queries(predict, tiny_data):
+def test_more_steps_than_trained_and_a_batch_of_inputs_on_shared_queries(tiny_data):
+    predict = predictor_of(tiny_data, frames=2)
     batch = collate([tiny_data[0], tiny_data[1]])
     answer = predict(batch.input, torch.rand(9, 1), times=3)
     assert answer.values.shape == (2, 3, 9, 1)
@@ -246,3 +248,34 @@ def test_too_little_memory_is_said_with_a_way_out(predict, tiny_data, monkeypatc
     monkeypatch.setattr(predict, "memory_gb", 3.0)
     with pytest.raises(OutOfMemory, match=r"1 samples of 32 points at 32 queries.*on cpu.*`memory_gb=1.5`"):
         predict(tiny_data[0].input)
+
+
+def test_one_frame_of_training_teaches_no_second(predict, tiny_data):
+    with pytest.raises(InputError, match=r"one frame of an operator that was trained on one, got times=3.*next input"):
+        predict(tiny_data[0].input, times=3)
+    assert predict(tiny_data[0].input, times=1).values.shape[0] == 1
+
+
+def far(words: str):
+    return pytest.warns(OutsideTraining, match=f"Outside of what it was trained on, and so perhaps wrong: {words}")
+
+
+def test_what_training_has_not_shown_is_warned_of(predict, tiny_data):
+    known = tiny_data[0].input
+    with far(r"input points from 0 to 31, in training from 0 to 0\.969"), far("query points from 0 to 31"):
+        predict(Field.of(32 * known.coords, known.values))
+    with far(r"query points from 5 to 5, "):
+        predict(known, torch.full((1, 1), 5.0))
+    with far(r"input channel 0 from -.* to 100, in training typically "):
+        values = known.values.clone()
+        values[0, 3] = 100.0
+        predict(Field.of(known.coords, values))
+    predict(known, torch.tensor([[-0.1], [1.1]]))  # a little outside is not worth a word
+
+
+def test_padding_may_lie_anywhere(predict, tiny_data):
+    known = tiny_data[0].input
+    weights = known.weights.clone()
+    weights[-1], coords = 0.0, known.coords.clone()
+    coords[-1] = 1000.0
+    predict(Field(coords, known.values, weights), torch.rand(3, 1))

@@ -116,6 +116,11 @@ class Normalization:
         return GridNormalizer(channels, spec.grid)
 
 
+# How far from training an input is said to lie outside: points in sizes of the box, values in units of their scale.
+FAR_POINTS = 0.25
+FAR_VALUES: dict[Values, float] = {"channel": 15.0, "scalar": 15.0, "max-abs": 3.0}
+
+
 class Operator(nn.Module):
     """A model with its normalization: physical fields in, physical values out."""
 
@@ -180,6 +185,39 @@ class Operator(nn.Module):
         check_field("input", input, s.dim, s.in_times, s.in_channels)
         check_field("query", query, s.dim, None, s.query_channels)
 
+    def horizon(self, times: int | None) -> int:
+        """How many frames to predict: as many as in training, or others if it has learned what a step is."""
+        own = self.spec.out_times
+        if times is not None and times > 1 and own == 1:
+            raise InputError(
+                "one frame of an operator that was trained on one",
+                f"times={times}",
+                "Leave it out; to march on, give the answer as the next input",
+            )
+        return own if times is None else times
+
+    def outside(self, input: Field, query: Field) -> list[str]:
+        """What lies far beyond all that training has shown, in words; it may answer nonsense there."""
+        found, margin = [], FAR_POINTS * (self.box[1] - self.box[0])
+
+        def corners(points: Tensor) -> tuple[Tensor, Tensor, bool]:
+            low, high = points.amin(0).to(self.box), points.amax(0).to(self.box)
+            return low, high, bool(((low < self.box[0] - margin) | (high > self.box[1] + margin)).any())
+
+        for name, field in (("input", input), ("query", query)):
+            if corners(field.coords.flatten(0, -2))[2]:
+                low, high, far = corners(field.coords[field.weights > 0])  # padding may lie anywhere
+                found += [f"{name} points {_span(low, high)}, in training {_span(*self.box)}"] * far
+        limit = FAR_VALUES.get(self.normalization.input)
+        scale, shift = self.input_scale.scale, self.input_scale.shift
+        if limit is not None and scale.ndim == 1:
+            for channel in range(self.spec.in_channels - bool(self.spec.in_categories)):
+                span = torch.stack(input.values[..., channel].aminmax()).to(scale)
+                if bool(((span - shift[channel]).abs() > limit * scale[channel]).any()):
+                    typical = f"{float(shift[channel]):.3g} ± {float(scale[channel]):.3g}"
+                    found.append(f"input channel {channel} {_span(*span)}, in training typically {typical}")
+        return found
+
     def normalized(self, input: Field, query: Field) -> tuple[Field, Field]:
         """Input and query on unit scale."""
         return (
@@ -232,6 +270,11 @@ class Operator(nn.Module):
         if scale == "normalized":
             return values, self.target_scale(target, batch.query.coords)
         return self.to_physical(values, batch.query.coords), target
+
+
+def _span(low: Tensor, high: Tensor) -> str:
+    pairs = zip(low.flatten().tolist(), high.flatten().tolist(), strict=True)
+    return "from " + ", ".join(f"{a:.3g} to {b:.3g}" for a, b in pairs)
 
 
 def _grow(low: Tensor, high: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,7 +189,7 @@ class InChunks:
         chunks = _Chunks(model, run, input, query, size, seed)
         chunks.add_up()
         begin = input.coords.new_zeros((), requires_grad=torch.is_grad_enabled())
-        return _Answers.apply(begin, chunks, times)  # pyright: ignore[reportReturnType]
+        return _Answers.apply(begin, chunks, times)
 
 
 class _Answers(torch.autograd.Function):

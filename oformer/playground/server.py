@@ -474,7 +474,7 @@ def serve(
     Returns:
         Whether all work has ended, as `Server.stop` says.
     """
-    service = Service(named([Predictor(source, device) for source in sources]))
+    service = Service(named([Predictor(source, device, warn=False) for source in sources]))
     service.count()
     server = Server(service, host, port, name)
     say(f"{len(service.models)} operator{'s' * (len(service.models) != 1)}: {', '.join(service.models)}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from oformer.errors import InputError
+from oformer.fields import Field, Sample
 from oformer.files import write_bytes
 from oformer.plots import style
 from oformer.plots.panel import Panel, check_dimension
@@ -81,6 +82,30 @@ def solutions(
             row[3].set_xlabel(f"relative L2  {style.percent(panel.error(time, one.index))}")
         titles = (input, f"{label} (truth)", "prediction", "error")
         for axis, name in zip(axes[0], titles, strict=True):
+            axis.set_title(name, fontsize=9.5, y=1.0)
+    return figure
+
+
+def prediction(
+    known: Field, answer: Field, *, input: str = "input", target: str = "prediction", channel: int = 0
+) -> "matplotlib.figure.Figure":
+    """The input and what was predicted from it, in the plane: their last frames.
+
+    Args:
+        known: the input, without a batch axis.
+        answer: the prediction, without a batch axis.
+        input: the name of the input.
+        target: the name of what is predicted.
+        channel: which channel of the prediction.
+    """
+    if answer.coords.ndim != 2 or answer.coords.shape[-1] != 2:
+        raise InputError("one prediction in the plane to draw", f"coordinates of shape {tuple(answer.coords.shape)}")
+    places = [surface(Sample(field, field, field.values)) for field in (known, answer)]
+    with style.styled():
+        figure = style.new_figure(0.5 + 2.6 * max(place.ratio for place in places), 6.4)
+        shown = (known.values[-1, :, 0], answer.values[-1, :, channel])
+        for axis, place, values, name in zip(figure.subplots(1, 2), places, shown, (input, target), strict=True):
+            _map(figure, axis, place, values.double().numpy())
             axis.set_title(name, fontsize=9.5, y=1.0)
     return figure
 

@@ -41,7 +41,9 @@ def new_project(folder: Path | str) -> Path:
 
 def _check_name(name: str, module: str, title: str) -> None:
     if not re.fullmatch("[a-z][a-z0-9]*([-_][a-z0-9]+)*", name) or keyword.iskeyword(module):
-        raise InputError("a name of small letters, digits and dashes such as `heat-flow`", f"`{name}`")
+        raise InputError(
+            "a name of small letters, digits and dashes that begins with a letter, such as `heat-flow`", f"`{name}`"
+        )
     ours = {kind.__name__ for kind in PROBLEMS.values()}
     if title in ours or importlib.util.find_spec(module) is not None:
         raise InputError("a name that is still free", f"`{name}`, which Python or oformer has", "Choose another")

@@ -109,6 +109,13 @@ def train(
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
     _check(recipe, device, ranks)
+    asked, given = (recipe.data.train, recipe.data.test), (len(data[0]), len(data[1]))
+    if asked != given:
+        raise InputError(
+            f"the samples of the recipe: {asked[0]:,} to train on and {asked[1]:,} to test on",
+            f"{given[0]:,} and {given[1]:,}",
+            "Set `data` of the recipe: Data(train=..., test=...)",
+        )
     ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
     state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:

@@ -53,14 +53,16 @@ class Training:
     compile: bool | None = None  # the model, for each shape it meets; None: on a GPU yes, on a CPU no
     capture: bool | None = None  # whole steps as CUDA graphs, one for each shape; None: on a GPU yes, on a CPU no
     recompute: bool = False  # keep what enters the blocks and steps of a model, compute the rest again: less memory
-    chunk: int | None = None  # points of a sample in the model at once: any number of points, in more time
+    chunk: int | None = None  # points of a batch in the model at once: samples of any size, in more time
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
-        if self.chunk is not None and self.chunk < 1:
-            raise InputError("`training.chunk` of at least 1", str(self.chunk))
+        if self.chunk is not None and not (isinstance(self.chunk, int) and self.chunk >= 1):
+            raise InputError(
+                "a whole number for training.chunk", str(self.chunk), "Leave it out for all points at once"
+            )
         for name in ("compile", "capture", "recompute"):
             if self.chunk is not None and getattr(self, name):
                 raise InputError(

@@ -173,6 +173,15 @@ def test_torch(tmp_path):
     assert recognize(tmp_path / "f.pt", kind="navier-stokes").spec.periods == (1.0, 1.0)
 
 
+def test_x_and_y_beside_other_arrays_are_not_taken_for_burgers(tmp_path):
+    """They may be points of the plane, and the others what is known there."""
+    names = ("x", "y", "load", "pressure")
+    torch.save({name: torch.rand(6, 16) for name in names}, tmp_path / "mine.pt")
+    with pytest.raises(InputError, match=r"`pressure` \(6, 16\).*named by --coords, --inputs and --targets"):
+        recognize(tmp_path / "mine.pt")
+    assert recognize(tmp_path / "mine.pt", kind="burgers").spec.dim == 1
+
+
 @pytest.mark.parametrize(
     ("train", "test", "spec", "counts"),
     [

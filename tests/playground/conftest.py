@@ -79,7 +79,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def predictors(checkpoints: dict[str, Path]) -> dict[str, Predictor]:
-    return {name: Predictor(folder, "cpu") for name, folder in checkpoints.items()}
+    return {name: Predictor(folder, "cpu", warn=False) for name, folder in checkpoints.items()}
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ CHARGES = ((0.14, 0.3), (0.4, 0.87), (0.86, 0.55))  # on the U, as shares of the
 
 def draw(sources: list[str], folder: Path = IMAGES) -> None:
     """One picture for each operator with the solver beside it, and one on a phone in the dark."""
-    service = Service(named([Predictor(source, "cpu") for source in sources]))
+    service = Service(named([Predictor(source, "cpu", warn=False) for source in sources]))
     server = Server(service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

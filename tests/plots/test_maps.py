@@ -114,3 +114,19 @@ def test_a_perfect_prediction_can_be_drawn():
     one = panel()
     perfect = dataclasses.replace(one, prediction=one.sample.target)
     assert style.rendered(maps.solutions([perfect], GRID)).startswith(b"\x89PNG")
+
+
+def test_a_prediction_alone_is_drawn_beside_its_input():
+    """On points of either, each with the colors of its own last frame."""
+    known = Field.of(torch.rand(50, 2), torch.stack([torch.zeros(50, 1), torch.linspace(3, 12, 50)[:, None]]))
+    answer = Field.of(
+        torch.rand(80, 2), torch.stack([torch.full((80, 2), 99.0), torch.linspace(0, 1, 160).view(80, 2)])
+    )
+    figure = maps.prediction(known, answer, input="a", target="u", channel=1)
+    left, right = (axis for axis in figure.axes if axis.get_title("left"))
+    assert (left.get_title("left"), right.get_title("left")) == ("a", "u")
+    for axis, values in ((left, known.values[-1, :, 0]), (right, answer.values[-1, :, 1])):
+        (shown,) = axis.collections
+        np.testing.assert_allclose(np.sort(shown.get_array()), np.sort(values.numpy()), rtol=1e-6)
+    with pytest.raises(InputError, match=r"in the plane to draw, got coordinates of shape \(4, 1\)"):
+        maps.prediction(known, Field.of(torch.rand(4, 1), torch.rand(1, 4, 1)))

@@ -64,7 +64,10 @@ def _guess(path: Path, arrays: Mapping[str, Rows]) -> str:
         return "navier-stokes"
     if {"a", "u"} <= arrays.keys() and arrays["a"].axes == arrays["u"].axes == 2:
         return "burgers"
-    if {"x", "y"} <= arrays.keys():
+    count = arrays["x"].shape[0] if "x" in arrays else 0
+    others = [name for name, rows in arrays.items() if name not in ("x", "y") and rows.shape[0] == count > 1]
+    # A file that has more of each sample means something else by these names: points of the plane, perhaps.
+    if {"x", "y"} <= arrays.keys() and not others:
         if arrays["x"].axes == 2:
             return "burgers"
         if arrays["x"].axes == 3 and arrays["x"].dtype.kind == "b":
@@ -72,7 +75,8 @@ def _guess(path: Path, arrays: Mapping[str, Rows]) -> str:
     raise InputError(
         f"`a` and `u` (Burgers), `coeff` and `sol` (Darcy), `u` (Navier-Stokes, four axes) or `x` and `y` in {path}",
         _listed(arrays),
-        "If you know what it is, say so with --kind",
+        "If you know what it is, say so with --kind; your own arrays are named by --coords, --inputs and --targets of "
+        "`oformer import`",
     )
 
 

@@ -214,12 +214,13 @@ def how_to_choose(layout: Layout, path: Path) -> InputError:
         return InputError(
             f"which arrays of {path} are points, input and target",
             f"no choice; in it, {layout.format}, are {', '.join(f'`{name}`' for name in names) or 'none'}",
-            "Say so: --coords x --inputs a --targets u; several with commas",
+            f"Say so: oformer import {path} --coords x --inputs a --targets u; several with commas",
         )
     return InputError(
         f"which fields of {path} are input and which are target",
         f"no choice; there are {', '.join(f'`{name}`' for name in names)}",
-        f"Say so: --inputs {names[0]} --targets {names[-1]}; several with commas, coordinates as x, y, z",
+        f"Say so: oformer import {path} --inputs {names[0]} --targets {names[-1]}; several with commas, coordinates as "
+        "x, y, z",
     )
 
 
@@ -239,9 +240,7 @@ def _read(path: Path) -> _Content:
     try:
         import meshio
     except ImportError as error:
-        raise InputError(
-            f"the package meshio to read {path.name}", "none", "Install it: pip install 'oformer[mesh]'"
-        ) from error
+        raise InputError(f"the package meshio to read {path.name}", "none", "Install it: pip install meshio") from error
     heard = io.StringIO()
     # Its readers are called one by one: meshio's own entrance leaves the program at a file it cannot read.
     with (

@@ -143,7 +143,7 @@ def test_a_preview_lists_the_names_and_says_how_to_choose(tmp_path, capsys):
     shown = capsys.readouterr()
     assert "load" in shown.out
     assert str(OTHER["v"].shape) in shown.out
-    assert "Say so: --coords x --inputs a --targets u" in shown.err
+    assert f"Say so: oformer import {path} --coords x --inputs a --targets u" in shown.err
     chosen = ["--coords", "x,y", "--inputs", "load,mach", "--targets", "p"]
     assert main(["import", str(path), "--out", str(tmp_path / "data"), *chosen]) == 0
     shown = capsys.readouterr().out
@@ -203,7 +203,7 @@ def test_train_needs_no_recipe_for_a_file_of_known_names(tmp_path, monkeypatch, 
     tiny = ["--training.steps", "2", "--model.encoder.width", "16", "--model.query.width", "16"]
     assert main(["train", "--data", "my.h5", "--device", "cpu", *tiny]) == 0
     said = capsys.readouterr().err
-    assert "Chosen from the data: 1,000 steps of 5, width 48, depth 2" in said
+    assert "Chosen from the data, where you do not say otherwise: 1,000 steps of 5, width 48, depth 2" in said
     assert "target    1 frame(s) of 2 channel(s): targets_0, targets_1" in said
     assert main(["evaluate", "outputs/my", "--data", "my.h5", "--device", "cpu"]) == 0
     assert "test split, 1 samples" in capsys.readouterr().out
