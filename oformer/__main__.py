@@ -2,7 +2,7 @@
 
 import sys
 
-from oformer.cli import main
+from oformer.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

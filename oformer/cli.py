@@ -763,6 +763,18 @@ def _said_by_first_rank() -> Iterator[None]:
         yield
 
 
+def program() -> int:
+    """The command line as a program of its own."""
+    code = main()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # All is written and closed. While the interpreter ends, threads of torch may outlive their owner, which aborts
+        # a rank now and then, and with it a job that was done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; a user's mistake prints one sentence and returns 2, on all ranks of torchrun."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
