@@ -270,7 +270,8 @@ def test_what_training_has_not_shown_is_warned_of(predict, tiny_data):
         values = known.values.clone()
         values[0, 3] = 100.0
         predict(Field.of(known.coords, values))
-    predict(known, torch.tensor([[-0.1], [1.1]]))  # a little outside is not worth a word
+    near = Field.of(torch.tensor([[-0.1], [1.1]])).batched()
+    assert predict.operator.outside(known.batched(), near) == []  # a little outside is not worth a word
 
 
 def test_padding_may_lie_anywhere(predict, tiny_data):
@@ -278,4 +279,5 @@ def test_padding_may_lie_anywhere(predict, tiny_data):
     weights = known.weights.clone()
     weights[-1], coords = 0.0, known.coords.clone()
     coords[-1] = 1000.0
-    predict(Field(coords, known.values, weights), torch.rand(3, 1))
+    assert predict.operator.outside(Field(coords, known.values, weights).batched(), known.batched()) == []
+    assert len(predict.operator.outside(Field(coords, known.values, known.weights).batched(), known.batched())) == 1
