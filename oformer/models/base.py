@@ -18,7 +18,7 @@ from oformer.fields import Batch, Field, Sample, Spec, check_field
 from oformer.moments import Moments
 from oformer.nn.feedforward import in_full
 from oformer.nn.normalizer import GridNormalizer, Normalizer
-from oformer.nn.rotary import once_per_grid
+from oformer.nn.rotary import expanded, once_per_grid
 
 # float32: as it says; tf32: float32 with 10 bits of the factors in products; float16: products and activations with 10
 # bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.
@@ -201,11 +201,12 @@ class Operator(nn.Module):
         found, margin = [], FAR_POINTS * (self.box[1] - self.box[0])
 
         def corners(points: Tensor) -> tuple[Tensor, Tensor, bool]:
-            low, high = points.amin(0).to(self.box), points.amax(0).to(self.box)
+            axes = tuple(range(points.ndim - 1))
+            low, high = points.amin(axes).to(self.box), points.amax(axes).to(self.box)
             return low, high, bool(((low < self.box[0] - margin) | (high > self.box[1] + margin)).any())
 
         for name, field in (("input", input), ("query", query)):
-            if corners(field.coords.flatten(0, -2))[2]:
+            if corners(field.coords[:1] if expanded(field.coords) else field.coords)[2]:
                 low, high, far = corners(field.coords[field.weights > 0])  # padding may lie anywhere
                 found += [f"{name} points {_span(low, high)}, in training {_span(*self.box)}"] * far
         limit = FAR_VALUES.get(self.normalization.input)

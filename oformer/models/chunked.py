@@ -55,19 +55,14 @@ class _Known:
         return self.sums[self.asked - 1].to(part.dtype)
 
 
-class _Kept:
-    """The sums of one run, which further runs get instead of their own."""
+def _noted(sums: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Leave a run its own sums, and note them."""
 
-    def __init__(self) -> None:
-        self.known: list[Tensor] = []
-        self.asked = 0  # in this run
+    def note(part: Tensor) -> Tensor:
+        sums.append(part)
+        return part
 
-    def __call__(self, part: Tensor) -> Tensor:
-        """The next sum of a run."""
-        if self.asked == len(self.known):
-            self.known.append(part)
-        self.asked += 1
-        return self.known[self.asked - 1]
+    return note
 
 
 class _Chunks:
@@ -248,14 +243,13 @@ def answered_in_turn(
         times: how many steps.
         size: queries of each sample at once.
     """
-    kept = _Kept()
+    sums: list[Tensor] = []
     for first in range(0, query.points, size):
         asked = points_of(query, first, first + size)
         if not model.reads_sums_alone:
             yield model.answer(latents, input, asked, times)
             continue
-        kept.asked = 0
-        with _ONE_AT_A_TIME, points_split(kept):
+        with _ONE_AT_A_TIME, points_split(_Known(sums) if first else _noted(sums)):
             values = model.answer(latents, input, asked, times)
         latents, input = latents[:, :1], _weightless(input)
         yield values

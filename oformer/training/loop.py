@@ -109,13 +109,7 @@ def train(
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
     _check(recipe, device, ranks)
-    asked, given = (recipe.data.train, recipe.data.test), (len(data[0]), len(data[1]))
-    if asked != given:
-        raise InputError(
-            f"the samples of the recipe: {asked[0]:,} to train on and {asked[1]:,} to test on",
-            f"{given[0]:,} and {given[1]:,}",
-            "Set `data` of the recipe: Data(train=..., test=...)",
-        )
+    _check_counts(recipe, data)
     ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
     state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:
@@ -201,6 +195,17 @@ def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
             "a loss without derivatives, which need neighbors, where points are split over ranks",
             f"training.loss.derivative {settings.loss.derivative:g}",
             "Set it to 0, or use --split samples",
+        )
+
+
+def _check_counts(recipe: Recipe, data: tuple[PointDataset, PointDataset]) -> None:
+    """Refuse splits of which the recipe, and so the record of the run, says something else."""
+    asked, given = (recipe.data.train, recipe.data.test), (len(data[0]), len(data[1]))
+    if asked != given:
+        raise InputError(
+            f"the samples of the recipe: {asked[0]:,} to train on and {asked[1]:,} to test on",
+            f"{given[0]:,} and {given[1]:,}",
+            "Set `data` of the recipe: Data(train=..., test=...)",
         )
 
 

@@ -88,8 +88,8 @@ class Stepper:
         gpu = device.type == "cuda"
         self.operator, self.settings = operator, settings
         self.measure: Measure = settings.loss.of
-        in_pieces = settings.chunk is not None
-        operator.chunked = InChunks(operator, settings.chunk) if settings.chunk is not None else None
+        operator.chunked = None if settings.chunk is None else InChunks(operator, settings.chunk)
+        in_pieces = operator.chunked is not None
         if (gpu and _has_triton() and not in_pieces) if settings.compile is None else settings.compile:
             operator.compiled = _compiled(operator)
             self.measure = torch.compile(settings.loss.of, dynamic=False)

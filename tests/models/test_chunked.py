@@ -57,15 +57,31 @@ def fields_of(operator: Operator, batch: int = 2, shared: bool = False) -> tuple
     )
 
 
+def every_model(test):
+    """Whatever is summed over input points or over queries."""
+    test = pytest.mark.parametrize("mixing", [False, True])(test)
+    norms = ["points", "points-detached", "channels", "layernorm", "none"]
+    return pytest.mark.parametrize("kind", ["galerkin", "fourier"])(pytest.mark.parametrize("norm", norms)(test))
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, operator: Operator) -> list[tuple[int, int]]:
+    """The input points and queries of each run of the model from now on."""
+    seen, forward = [], operator.model.forward
+
+    def look(known: Field, asked: Field, times: int) -> torch.Tensor:
+        seen.append((known.points, asked.points))
+        return forward(known, asked, times)
+
+    monkeypatch.setattr(operator.model, "forward", look)
+    return seen
+
+
 def chunked(operator: Operator, input: Field, query: Field, size: int, times: int = 3) -> torch.Tensor:
     return torch.cat(list(answered_in_chunks(operator, input, query, times, size, Ferry(CPU))), 2)
 
 
-@pytest.mark.parametrize("mixing", [False, True])
-@pytest.mark.parametrize("norm", ["points", "points-detached", "channels", "layernorm", "none"])
-@pytest.mark.parametrize("kind", ["galerkin", "fourier"])
+@every_model
 def test_chunks_change_no_answer(kind, norm, mixing):
-    """Whatever is summed over input points or over queries."""
     operator = operator_of(attention=kind, norm=norm, mixing=mixing, codes=3 * mixing)
     input, query = fields_of(operator)
     with torch.no_grad():
@@ -121,13 +137,7 @@ def test_bfloat16_in_chunks_is_bfloat16():
 def test_the_model_never_sees_more_points_than_a_chunk(monkeypatch):
     operator = operator_of(mixing=True)
     input, query = fields_of(operator)
-    seen = []
-    forward = operator.model.forward
-    monkeypatch.setattr(
-        operator.model, "forward", lambda known, asked, times: seen.append((known.points, asked.points)) or forward(
-            known, asked, times
-        )
-    )  # fmt: skip
+    seen = watched(monkeypatch, operator)
     chunked(operator, input, query, 6)
     assert max(max(pair) for pair in seen) == 6
     # Three blocks, the cross-attention and the mixing: five sums over four chunks each, one look whether that is all,
@@ -138,11 +148,9 @@ def test_the_model_never_sees_more_points_than_a_chunk(monkeypatch):
 def test_independent_queries_are_computed_once(monkeypatch):
     operator = operator_of()
     input, query = fields_of(operator)
-    asked = []
-    forward = operator.model.forward
-    monkeypatch.setattr(operator.model, "forward", lambda a, b, times: asked.append(b.points) or forward(a, b, times))
+    seen = watched(monkeypatch, operator)
     chunked(operator, input, query, 6)
-    assert asked == [1] * (4 * 4 + 1) + [6, 6, 5]
+    assert [asked for _, asked in seen] == [1] * (4 * 4 + 1) + [6, 6, 5]
 
 
 def test_softmax_is_refused_with_a_way_out():
@@ -179,9 +187,7 @@ def gradients(operator: Operator, input: Field, query: Field, times: int, chunk:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in operator.parameters()]
 
 
-@pytest.mark.parametrize("mixing", [False, True])
-@pytest.mark.parametrize("norm", ["points", "points-detached", "channels", "layernorm", "none"])
-@pytest.mark.parametrize("kind", ["galerkin", "fourier"])
+@every_model
 def test_chunks_change_no_gradient(kind, norm, mixing):
     operator = operator_of(attention=kind, norm=norm, mixing=mixing, codes=3 * mixing)
     input, query = fields_of(operator)
@@ -202,23 +208,17 @@ def test_gradients_on_a_shared_grid_and_of_one_step():
 def test_few_points_are_computed_as_ever(monkeypatch):
     operator = operator_of()
     input, query = fields_of(operator)
-    seen, forward = [], operator.model.forward
-    monkeypatch.setattr(operator.model, "forward", lambda *a: seen.append(a[0].points) or forward(*a))
+    seen = watched(monkeypatch, operator)
     gradients(operator, input, query, 3, 2 * POINTS)
-    assert seen == [POINTS]
+    assert seen == [(POINTS, QUERIES)]
 
 
 def test_the_model_never_sees_more_points_in_training_either(monkeypatch):
     operator = operator_of(mixing=True)
     input, query = fields_of(operator)
-    seen, forward = [], operator.model.forward
-    monkeypatch.setattr(
-        operator.model, "forward", lambda known, asked, times: seen.append(max(known.points, asked.points)) or forward(
-            known, asked, times
-        )
-    )  # fmt: skip
+    seen = watched(monkeypatch, operator)
     gradients(operator, input, query, 3, 12)
-    assert max(seen) == 6
+    assert max(max(pair) for pair in seen) == 6
     # As for answers, and back again: three chunks of answers, and five sums over four chunks.
     assert len(seen) == (5 * 4 + 1 + 3) + (3 + 5 * 4)
 
