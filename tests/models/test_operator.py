@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.fields import Field, Sample, Spec, collate
 from oformer.models import Normalization, OFormerConfig, Operator, OperatorModel
+from oformer.models.base import _extremes
 from oformer.models.oformer import Encoder, Query
 from oformer.nn.rotary import expanded
 
@@ -390,3 +391,16 @@ def test_integer_frequencies_refuse_coordinates_that_lost_their_period():
     with pytest.raises(InputError, match="keep their period"):
         Operator(model, Normalization(coords="unit-box"))
     assert Operator(model, Normalization(coords="as-is")).spec == spec
+
+
+@pytest.mark.parametrize("points", [1, 31, 32, 33, 100])
+def test_extremes_are_those_of_each_channel_wherever_they_lie(points):
+    x = torch.randn(2, points, 3, generator=torch.Generator().manual_seed(points))
+    for place in range(2 * points):  # many points are looked at side by side, and the rest alone
+        marked = x.clone()
+        marked.view(-1, 3)[place] = torch.tensor([9.0, -9.0, 0.0])
+        low, high = _extremes(marked)
+        assert torch.equal(low, marked.amin((0, 1)))
+        assert torch.equal(high, marked.amax((0, 1)))
+        assert high[0] == 9
+        assert low[1] == -9
