@@ -108,7 +108,7 @@ def train(
     """
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
-    _check(recipe, device, ranks)
+    _check(recipe, ranks)
     _check_counts(recipe, data)
     ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
     state = _begin(recipe, folder, data[0], device, ranks)
@@ -161,7 +161,7 @@ def train(
     return Outcome(_usable(state), state.step, reason, state.scores)
 
 
-def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
+def _check(recipe: Recipe, ranks: Ranks) -> None:
     """Refuse what cannot be shared out, before anything is written."""
     settings, (_, world) = recipe.training, ranks.share
     if settings.batch % (world * settings.accumulate):
@@ -169,12 +169,6 @@ def _check(recipe: Recipe, device: torch.device, ranks: Ranks) -> None:
             "a batch that ranks and training.accumulate share out evenly",
             f"{settings.batch} over {world} and {settings.accumulate}",
             f"Take a multiple of {world * settings.accumulate}",
-        )
-    if ranks.world > 1 and used_precision(settings, device) == "float16":
-        raise InputError(
-            "another precision than float16, whose scale belongs to one process, on several ranks",
-            f"{ranks.world} ranks",
-            "Set training.precision to bfloat16 or tf32",
         )
     if recipe.model.attention == "softmax" and (ranks.splits_points or settings.chunk is not None):
         raise InputError(
@@ -359,7 +353,6 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     batch = ranks.our_points(batch)
     with ranks.points_together():
         numbers = state.stepper(batch, times)
-    ranks.average([p.grad for p in state.operator.parameters() if p.grad is not None])
     state.descent.step(*settings.schedule.at(step, settings.steps))
     if state.average is not None:
         state.average.update()

@@ -65,7 +65,7 @@ class Scale:
 
 
 class Stepper:
-    """Leaves the gradients of the mean loss of a batch in the parameters of an operator."""
+    """Leaves the gradients of the mean loss of a batch in the parameters of an operator, with ranks those of all."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Stepper:
         """
         device = torch.device(device)
         gpu = device.type == "cuda"
-        self.operator, self.settings = operator, settings
+        self.operator, self.settings, self.ranks = operator, settings, ranks
         self.measure: Measure = settings.loss.of
         operator.chunked = None if settings.chunk is None else InChunks(operator, settings.chunk)
         in_pieces = operator.chunked is not None
@@ -121,7 +121,7 @@ class Stepper:
         return self.record is not None or self.operator.compiled is not None
 
     def __call__(self, batch: Batch, times: int) -> dict[str, Tensor]:
-        """Put the gradients of a batch in place of the parameters' own; returns the loss and its parts.
+        """Put the gradients of a batch in place of the parameters' own; returns this rank's loss and its parts.
 
         Args:
             batch: on the device.
@@ -129,13 +129,24 @@ class Stepper:
         """
         if self.prefers_few_shapes:
             batch = batch.each(_contiguous)
+        numbers = self._own(batch, times)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self.ranks.average(gradients)
+        if self.scale is not None and not self._settles_in_recording:
+            self.scale.settle(gradients)
+        return numbers
+
+    @property
+    def _settles_in_recording(self) -> bool:
+        """Whether nothing comes between the gradients and their scale: ranks must all see what one of them found."""
+        return self.record is not None and self.ranks.world == 1
+
+    def _own(self, batch: Batch, times: int) -> dict[str, Tensor]:
+        """The gradients of this rank's part of the batch."""
         if self.record is None:
             for p in self._parameters:
                 p.grad = None
-            numbers = add_gradients(self.operator, self.settings, batch, times, self.scale, self._measure(times))
-            if self.scale is not None:
-                self.scale.settle([p.grad for p in self._parameters if p.grad is not None])
-            return numbers
+            return add_gradients(self.operator, self.settings, batch, times, self.scale, self._measure(times))
         found, do = self._work(batch, times, self.record)
         do()
         for p, gradient, present in zip(self._parameters, self._gradients, found.present, strict=True):
@@ -183,7 +194,7 @@ class _Gradients:
         pairs = [(kept, p.grad) for kept, p in zip(s._gradients, s._parameters, strict=True) if p.grad is not None]
         self.present = [p.grad is not None for p in s._parameters]
         torch._foreach_copy_([kept for kept, _ in pairs], [gradient for _, gradient in pairs])
-        if s.scale is not None:
+        if s.scale is not None and s._settles_in_recording:
             s.scale.settle([s._all_gradients])
         for p in s._parameters:  # the memory of a recording must not be held from outside
             p.grad = None

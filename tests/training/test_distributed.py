@@ -26,7 +26,7 @@ from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss, Region
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Data, Recipe, Training
-from oformer.training.step import Stepper, some_samples
+from oformer.training.step import Scale, Stepper, some_samples
 from tests.ranks import pair
 from tests.tiny import tiny_recipe
 
@@ -86,7 +86,6 @@ def gradients(ranks: Ranks, recipe: Recipe) -> dict[str, Tensor]:
     with ranks.points_together():
         numbers = Stepper(operator, recipe.training, "cpu", ranks)(batch, 2)
     found = {name: p.grad for name, p in operator.named_parameters() if p.grad is not None}
-    ranks.average(list(found.values()))
     return {**{name: ranks.sum(n) / ranks.world for name, n in numbers.items()}, **found}
 
 
@@ -118,6 +117,44 @@ def test_loss_and_gradients_are_those_of_one_process(two, split, recipe):
             torch.testing.assert_close(
                 shared[name], gradient, rtol=1e-10, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+STEPS = 3  # the first as it is, the second recorded, the third replayed
+
+
+def scaled_gradients(ranks: Ranks, recorded: bool, spoiled: int | None) -> tuple[Tensor, float]:
+    """All gradients through float16 beside each other, and the scale afterwards; one rank's loss may be spoiled."""
+    recipe, samples = ragged_recipe(), ragged_samples(4)
+    operator = operator_of(recipe, PointDataset(samples))
+    operator.autocast = torch.float16
+    stepper = Stepper(operator, recipe.training, "cpu", ranks, (lambda work, _: work) if recorded else None)
+    stepper.scale = Scale(torch.device("cpu"))
+    rank, world = ranks.share
+    share = len(samples) // world
+    batch = some_samples(collate(samples), slice(rank * share, (rank + 1) * share))
+    if ranks.rank == spoiled:
+        batch.target[...] = torch.inf
+    for _ in range(STEPS):
+        stepper(batch, 2)
+    found = torch.cat([p.grad.flatten() for p in operator.parameters() if p.grad is not None])
+    return found, float(stepper.scale.value)
+
+
+def scaled_gradients_of_rank(rank: int, recorded: bool, spoiled: int | None) -> tuple[Tensor, float]:
+    return scaled_gradients(Ranks(rank, 2), recorded, spoiled)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_ranks_agree_on_the_scale_of_float16(two, recorded):
+    """A step in which the gradients of one rank leave the range is none for all, or else their weights part."""
+    alone, scale = scaled_gradients(ALONE, recorded, None)
+    for gradient, own in two(scaled_gradients_of_rank, recorded, None):
+        assert float((gradient - alone).norm() / alone.norm()) < 2e-3
+        assert own == scale > 2.0**16
+    for spoiled in range(2):
+        for gradient, own in two(scaled_gradients_of_rank, recorded, spoiled):
+            assert not gradient.any()
+            assert own == 2.0 ** (16 - STEPS)
 
 
 def test_shares_of_points_are_of_equal_size_and_keep_the_weights_of_the_whole():

@@ -514,12 +514,6 @@ def test_the_scale_goes_on_where_it_was(tmp_path, tiny_data, monkeypatch):
         assert torch.equal(a, b)
 
 
-def test_float16_is_refused_on_several_ranks():
-    recipe = tiny_recipe(steps=2, precision="float16")
-    with pytest.raises(InputError, match="float16, whose scale belongs to one process"):
-        loop._check(recipe, torch.device("cuda"), Ranks(rank=0, world=2))
-
-
 def test_a_cpu_computes_in_float32():
     for recipe in RECIPES.values():
         assert used_precision(recipe.training, torch.device("cpu")) == "float32"
@@ -542,22 +536,48 @@ def relative(a: list[Tensor], b: list[Tensor]) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def test_bfloat16_stays_within_its_bounds():
-    """As docs/decisions.md says for Navier-Stokes: 1 % of the values, 2 % of the gradient; 0.1 % of the loss."""
-    operator = navier_stokes()
-    (batch,) = batches(4)
-    stepper = Stepper(operator, training(), "cpu")
+def rounded_step(operator: Operator, batch: Batch, stepper: Stepper, kind: torch.dtype) -> tuple[float, float, float]:
+    """How far values, gradients and loss of a step in 16 bits are from those in float32, relative to them."""
     values, losses, slopes = [], [], []
-    for autocast in (None, torch.bfloat16):
+    for autocast in (None, kind):
         operator.autocast = autocast
-        losses.append(float(stepper(batch, 6)["loss"]))
+        stepper.scale = step.Scale(torch.device("cpu")) if autocast == torch.float16 else None
+        losses.append(float(stepper(batch, operator.spec.out_times)["loss"]))
         slopes.append(gradients(operator))
         with torch.no_grad():
             values.append(operator(batch.input, batch.query))
     assert all(tensor.dtype == torch.float32 for tensor in (*values, *slopes[1]))
-    assert 1e-4 < relative(values[1:], values[:1]) < 0.01
-    assert 1e-4 < relative(slopes[1], slopes[0]) < 0.02
-    assert losses[1] == pytest.approx(losses[0], rel=0.001)
+    return relative(values[1:], values[:1]), relative(slopes[1], slopes[0]), abs(losses[1] / losses[0] - 1)
+
+
+def test_bfloat16_stays_within_its_bounds():
+    """As docs/decisions.md says for Navier-Stokes: 1 % of the values, 2 % of the gradient; 0.1 % of the loss."""
+    operator = navier_stokes()
+    values, slopes, loss = rounded_step(operator, batches(4)[0], Stepper(operator, training(), "cpu"), torch.bfloat16)
+    assert 1e-4 < values < 0.01
+    assert 1e-4 < slopes < 0.02
+    assert loss < 0.001
+
+
+def test_float16_stays_within_its_bounds():
+    """As docs/decisions.md says for Burgers: 0.1 % of the values, 0.2 % of the gradient; 0.01 % of the loss."""
+    recipe, points = RECIPES["burgers-2048"], 128
+    assert recipe.training.precision == "float16"
+    x, draw = torch.arange(points)[:, None] / points, torch.Generator().manual_seed(0)
+    wave = torch.arange(1, 6)
+    waves = torch.cat([torch.sin(2 * math.pi * wave * x), torch.cos(2 * math.pi * wave * x)], 1)
+    samples = []
+    for _ in range(4):
+        u = waves @ (torch.randn(10, generator=draw) / wave.repeat(2))
+        samples.append(Sample(Field.of(x, u[None, :, None]), Field.of(x), u.roll(3)[None, :, None]))
+    torch.manual_seed(0)
+    spec = dataclasses.replace(recipe.data_spec(), grid=(points,))
+    operator = Operator(recipe.model.build(spec), recipe.normalization).fit(PointDataset(samples))
+    stepper = Stepper(operator, recipe.training, "cpu")
+    values, slopes, loss = rounded_step(operator, collate(samples), stepper, torch.float16)
+    assert 1e-5 < values < 0.001
+    assert 1e-5 < slopes < 0.002
+    assert loss < 1e-4
 
 
 def test_phases_are_float32_under_autocast(monkeypatch):
