@@ -1,7 +1,7 @@
 """Whether the fast ways of training learn as well as plain float32: short runs of recipes, each with several seeds.
 
     python benchmarks/accuracy.py                                 # ns2-part and burgers-2048, plain and as recipes say
-    python benchmarks/accuracy.py --ways plain recipe float16     # in another precision too
+    python benchmarks/accuracy.py --ways plain recipe tf32        # in another precision too
     python benchmarks/accuracy.py --names burgers-2048 --jobs 3   # three runs at once on one card
     python benchmarks/accuracy.py --datasets elsewhere --out mine.csv
 
