@@ -38,7 +38,7 @@ class DataRecord:
     seed: int
     train: int
     test: int
-    checksum: str | None  # SHA-256 over the files of the dataset; None where only its test samples were at hand
+    checksum: str | None  # SHA-256 over the files that it was trained on; None where the run did not write it down
     test_checksum: str  # SHA-256 over the values of the test samples; other processors may round otherwise
 
 
@@ -241,7 +241,7 @@ def card_page(card: ModelCard, paper: str = "") -> str:
         ("in the paper", paper or "no such row"),
         ("parameters", f"{card.parameters:,}, in {card.storage}" + " (not shipped)" * (not card.with_weights)),
         ("data", f"{data.title}: {data.train:,} + {data.test:,} samples, data seed {data.seed}"),
-        ("SHA-256 of the data", f"`{data.checksum or 'only the test samples were at hand'}`"),
+        ("SHA-256 of the data", f"`{data.checksum or 'not written down'}`"),
         ("SHA-256 of the test values", f"`{data.test_checksum}`"),
         ("training", f"{shipped.steps:,} steps, seed {shipped.seed}, {card.precision}, torch {card.torch}"),
         ("hardware", f"{shipped.hardware}, {shipped.minutes:.1f} minutes"),

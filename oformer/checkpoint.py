@@ -163,7 +163,7 @@ def model_card(checkpoint: Checkpoint) -> str:
     if "error" in scores:
         lines.append(f"| test error (relative L2, mean over {scores['count']} samples) | {scores['error']:.4%} |")
         lines.append(f"| median, worst | {scores['median']:.4%}, {scores['worst']:.4%} |")
-    lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items()]
+    lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items() if value is not None]
     lines += [
         "",
         "```python",

@@ -48,7 +48,7 @@ def _burgers(points: int, error: str) -> Recipe:
             optimizer=Optimizer(kind="adam", rate=8e-4, weight_decay=1e-4),
             schedule=OneCycle(warmup=0.2, start=1e4, end=1e4),
             loss=Loss(kind="relative-sequence", scale="physical", epsilon=0.0, derivative=1e-3),
-            precision="tf32",
+            precision="float16",
         ),
         paper=f"Table 2, Burgers at {points} points: {error}e-3",
     )  # fmt: skip

@@ -7,7 +7,6 @@ Its test samples are made again from their seed, without the training samples.
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -226,7 +225,6 @@ def add(
     _check_seeds(recipes, (run, *seed_runs))
     recipe, (checkpoint, _) = recipes[0], runs[0]
     batch = batch or recipe.training.batch
-    whole = whole_dataset(recipe, datasets)
     test = open_test_samples(recipe, datasets, device=device, say=say)
     seeds, journals = [], {}
     for place, ((trained, records), settings) in enumerate(zip(runs, recipes, strict=True)):
@@ -275,7 +273,7 @@ def add(
             seed=recipe.data.seed,
             train=recipe.data.train,
             test=recipe.data.test,
-            checksum=_files_checksum(whole) if whole else None,
+            checksum=checkpoint.provenance.get("data checksum"),
             test_checksum=values_checksum(test),
         ),
         scores=scores,
@@ -375,13 +373,6 @@ def _as_stored(operator: Operator) -> Operator:
     for parameter in stored.model.parameters():
         parameter.data = parameter.data.half()
     return stored
-
-
-def _files_checksum(store: Store) -> str:
-    """SHA-256 over those of the files of a dataset, in their order."""
-    shared = store.manifest.shared
-    records = [*([shared] if shared else []), *store.manifest.parts]
-    return hashlib.sha256("".join(record.sha256 for record in records).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

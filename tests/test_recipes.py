@@ -102,7 +102,8 @@ def test_training_is_that_of_the_schedule_table(name):
     assert training.drop is None
     assert training.ema is None
     assert not training.augment
-    assert training.precision == ("tf32" if name.startswith(("burgers", "electro", "magneto")) else "bfloat16")
+    precision = {"burgers": "float16", "electro": "tf32", "magneto": "tf32"}.get(name.partition("-")[0], "bfloat16")
+    assert training.precision == precision
     assert RECIPES[name].model.rotary == "ladder"
 
 

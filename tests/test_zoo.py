@@ -145,6 +145,7 @@ def test_a_card_says_what_measuring_by_hand_says(work):
     checkpoint = load_checkpoint(find_checkpoint(work / "seed1"))
     test = train_and_test(open_data(recipe, work / "datasets"), recipe)[1]
     found = errors(checkpoint.operator, test, recipe.training.batch)
+    assert card.data.checksum == zoo.whole_dataset(recipe, work / "datasets").checksum
     assert card.by_sample == pytest.approx(found.relative.tolist(), rel=1e-6)
     assert card.scores.error == pytest.approx(found.relative.mean().item(), rel=1e-6)
     assert card.scores.worst == max(card.by_sample) == card.by_sample[card.scores.worst_sample]

@@ -108,6 +108,11 @@ class PointDataset:
         if indices is not None:
             self._look(self.view, _checked_indices(indices, len(source)))
 
+    @property
+    def checksum(self) -> str | None:
+        """Of all samples of the source, whatever the view; None where they have no files."""
+        return getattr(self._source, "checksum", None)
+
     def _look(self, view: View, indices: np.ndarray) -> None:
         if len(indices) == 0:
             raise InputError("at least one sample in a dataset", "none")

@@ -4,6 +4,7 @@ Parts are written whole or not at all, by any process in any order, and the same
 """
 
 import dataclasses
+import hashlib
 import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,13 @@ class Store:
         self.folder, self.manifest, self.problem_settings = folder.absolute(), manifest, problem_settings
         self._parts: dict[int, dict[str, np.ndarray]] = {}
         self._shared: dict[str, Tensor] | None = None
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 over those of its files, in their order."""
+        shared = self.manifest.shared
+        records = [*([shared] if shared else []), *self.manifest.parts]
+        return hashlib.sha256("".join(record.sha256 for record in records).encode()).hexdigest()
 
     @staticmethod
     def create(

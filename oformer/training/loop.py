@@ -424,6 +424,7 @@ def _provenance(
         "parameters": parameter_count(state.operator),
         "training samples": len(data),
         "data seed": recipe.data.seed if recipe.problem is not None else None,
+        "data checksum": data.checksum,
         "minutes": round(state.minutes, 2),
         "hardware": hardware if ranks.world == 1 else f"{ranks.world} x {hardware}",
         "precision": used_precision(recipe.training, device),
