@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each call gets further
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
+TRUTHS = ("true", "false")
 
 Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -122,6 +123,7 @@ class Generate:
             raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS, *INSTANCES])
         if settings is None:
             raise InputError(f"a problem in recipe `{self.name}`", "data alone", "Use a dataset of your own")
+        rest = _without_truths(rest, settings)
         problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"oformer generate {self.name}")
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
@@ -830,6 +832,11 @@ def _plain_warnings() -> Iterator[None]:
 @_said_by_first_rank()
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
+    verb = COMMANDS.get(arguments[0]) if arguments else None
+    if verb is Zoo:
+        verb = ZOO.get(arguments[1]) if len(arguments) > 1 else None
+    if verb is not None:
+        arguments = _without_truths(arguments, verb)
     return tyro.cli(
         _either(COMMANDS),
         prog="oformer",
@@ -838,6 +845,43 @@ def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         args=arguments,
         return_unknown_args=True,
     )
+
+
+def _switches(settings: Any, prefix: str = "--") -> set[str]:
+    """The options of a dataclass, and of those that it holds, that are given alone."""
+    found: set[str] = set()
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name.replace("_", "-"), getattr(settings, field.name, None)
+        if field.type in (bool, "bool"):  # the second in a file of one's own that puts off its annotations
+            found.add(name)
+        elif dataclasses.is_dataclass(value):
+            found |= _switches(value, f"{name}.")
+    return found
+
+
+def _without_truths(arguments: Sequence[str], settings: Any) -> list[str]:
+    """The arguments with `--flag true` and `--flag=false`, as other programs want it, written `--flag`, `--no-flag`.
+
+    Only beside switches: elsewhere `true` may be a name.
+    """
+    switches, plain, left = _switches(settings), [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        option, equals, value = argument.partition("=")
+        option = option.replace("_", "-")
+        if option not in switches:
+            plain.append(argument)
+            continue
+        if not equals and left and left[0].lower() in TRUTHS:
+            equals, value = "=", left.pop(0)
+        last = max(option.rfind("."), 1) + 1
+        negated = f"{option[:last]}no-{option[last:]}"
+        if equals and value.lower() not in TRUTHS:
+            raise InputError(
+                f"`{option}` alone, or with true or false", f"`{argument}`", f"Write {option} or {negated}"
+            )
+        plain.append(negated if value.lower() == "false" else option)
+    return plain
 
 
 def _of_all_ranks(error: Exception) -> bool:
@@ -869,7 +913,7 @@ def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
     return tyro.cli(
         Recipe,
         default=recipe,
-        args=rest,
+        args=_without_truths(rest, recipe),
         prog=f"oformer train {recipe.name}",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
         description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value. What `train` itself takes "

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from oformer.cli import COMMANDS, main
+from oformer.cli import COMMANDS, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 # Absolute, because the commands run in other folders than this one.
@@ -237,6 +238,40 @@ def test_generate_in_two_shares_equals_one(tmp_path, capsys):
     assert one["complete"]
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (["--training.recompute"], True),
+        (["--training.recompute", "True"], True),
+        (["--training.recompute=true"], True),
+        (["--training.recompute", "false"], False),
+        (["--training.recompute=False"], False),
+        (["--training.no-recompute"], False),
+    ],
+)
+def test_a_switch_of_a_recipe_takes_a_truth_or_none(written, value):
+    """As other programs write it too, with the argument behind it left alone."""
+    from oformer.cli import _override
+    from oformer.recipes import recipe_named
+
+    recipe = recipe_named("burgers-demo")
+    recipe = replace(recipe, training=replace(recipe.training, recompute=not value))
+    changed = _override(recipe, [*written, "--training.steps", "7"])
+    assert (changed.training.recompute, changed.training.steps) == (value, 7)
+
+
+def test_a_switch_of_a_command_takes_a_truth_and_leaves_names_alone():
+    for written in (["--quiet", "true"], ["--quiet=TRUE"], ["--quiet"]):
+        command, rest = parse(["train", *written, "burgers-demo", "--training.steps", "7"])
+        assert (command.quiet, command.name, rest) == (True, "burgers-demo", ["--training.steps", "7"])
+    command, _ = parse(["train", "burgers-demo", "--quiet=false", "--out", "true"])
+    assert (command.quiet, command.out) == (False, Path("true"))
+    command, _ = parse(["inspect", "--verify", "x"])
+    assert (command.verify, command.file) == (True, Path("x"))
+    command, _ = parse(["zoo", "add", "outputs/a", "--card_only=true", "--half", "false"])
+    assert (command.action.card_only, command.action.half) == (True, False)
+
+
 MISTAKES = {
     "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
     "unknown problem": (["generate", "burgerz"], "burgers"),
@@ -245,6 +280,11 @@ MISTAKES = {
     "odd width": (["train", "burgers-512", "--model.encoder.width", "33"], "even"),
     "bad shard": (["generate", "burgers", "--shard", "half"], "i/n"),
     "unknown option": (["inspect", "x", "--colour"], "colour"),
+    "half a truth": (["train", "burgers-512", "--quiet=maybe"], "Write --quiet or --no-quiet."),
+    "half a setting": (
+        ["train", "burgers-512", "--training.loss.by-points=1"],
+        "Write --training.loss.by-points or --training.loss.no-by-points.",
+    ),
     "no gpu": (["train", "burgers-512", "--device", "cuda"], "GPU"),
     "too few points": (["generate", "burgers", "--points", "20"], "modes"),
 }
