@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
 TRUTHS = ("true", "false")
+HELP = frozenset({"-h", "--help"})
 
 Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -53,7 +55,7 @@ class List:
         from oformer.recipes import RECIPES, recipe_named
 
         if self.name is not None:
-            _override(recipe_named(self.name), [*rest, "--help"])
+            _override(recipe_named(self.name), [*rest, "--help"], self.name)
         rows = [
             (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
             for n, r in RECIPES.items()
@@ -124,7 +126,7 @@ class Generate:
         if settings is None:
             raise InputError(f"a problem in recipe `{self.name}`", "data alone", "Use a dataset of your own")
         rest = _without_truths(rest, settings)
-        problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"oformer generate {self.name}")
+        problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"{_program()} generate {self.name}")
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
         count = self.count or (data.train + data.test if data else 1000)
@@ -217,10 +219,11 @@ class Train:
 
     On several GPUs: torchrun --nproc-per-node 4 -m oformer train burgers-2048 (docs/scaling.md).
 
-    Change any setting: oformer train burgers-2048 --model.encoder.width 128 (oformer list burgers-2048 shows them all).
+    Change any setting: oformer train burgers-2048 --model.encoder.width 128. All of them, with their values, are shown
+    by oformer train burgers-2048 --help, and for your own data by oformer train --data my.h5 --help.
     """
 
-    name: Name = ""
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
     """A recipe, or the Python file of one; may be left out where --data is given."""
     out: Path | None = None
     """The run's folder; by default outputs/NAME."""
@@ -241,16 +244,23 @@ class Train:
         if self.name == "[]":  # what tyro makes of an absent name beside arguments that it does not know
             self.name = ""
 
+    def recipe(self, rest: list[str]) -> "Recipe":
+        """What is trained, with the settings changed that the command line names."""
+        from oformer.recipes import recipe_named
+
+        if self.name:
+            return _override(recipe_named(self.name), rest, self.name)
+        return _override(_recipe_for(self.data), rest, f"--data {shlex.quote(str(self.data))}")
+
     def run(self, rest: list[str]) -> int:
         """Train, then report."""
         started = time.monotonic()  # before the imports, which take seconds
-        from oformer.recipes import recipe_named
         from oformer.report import write_report
         from oformer.training.datasets import open_data, train_and_test
         from oformer.training.distributed import started_by_torchrun
         from oformer.training.loop import train
 
-        recipe = _override(recipe_named(self.name) if self.name else _recipe_for(self.data), rest)
+        recipe = self.recipe(rest)
         device, out = _device(self.device), self.out or Path("outputs") / recipe.name
         with started_by_torchrun(device, self.split) as ranks:
             data = ranks.first_then_others(
@@ -787,9 +797,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"oformer {__version__}")
         return 0
-    if arguments[:1] == ["train"] and {"-h", "--help"} & set(arguments[2:]) and not arguments[1].startswith("-"):
-        arguments = ["list", arguments[1]]  # the settings of that recipe are what is asked for
     try:
+        if arguments[:1] == ["train"] and not HELP.isdisjoint(arguments):
+            command, rest = parse([a for a in arguments if a not in HELP])
+            if command.name or command.data is not None:
+                command.recipe([*rest, "--help"])  # its settings are what is asked for
         command, rest = parse(arguments)
         return command.run(rest)
     except (InputError, SolverDiverged, TrainingDiverged, OutOfMemory, ImportError) as error:
@@ -839,7 +851,7 @@ def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         arguments = _without_truths(arguments, verb)
     return tyro.cli(
         _either(COMMANDS),
-        prog="oformer",
+        prog=_program(),
         description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
         "Start with: oformer demo",
         args=arguments,
@@ -894,6 +906,8 @@ def _program() -> str:
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m oformer"
+    if called.stem != "oformer":
+        return "oformer"  # a script of somebody who imports us
     found = shutil.which("oformer")
     return "oformer" if found and Path(found).resolve() == called.resolve() else os.path.relpath(called)
 
@@ -904,20 +918,21 @@ def _is_extra(error: ImportError) -> bool:
 
 
 @_said_by_first_rank()
-def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
-    """The recipe with the settings changed that the command line names."""
+def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "Recipe":
+    """The recipe with the settings changed that the command line names; `called` is how `train` is told of it."""
     from oformer.training.recipe import Recipe
 
     if not rest:
         return recipe
+    paper = f"{recipe.paper}\n\n" if recipe.paper else ""
     return tyro.cli(
         Recipe,
         default=recipe,
         args=_without_truths(rest, recipe),
-        prog=f"oformer train {recipe.name}",
+        prog=f"{_program()} train {called or recipe.name}",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
-        description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value. What `train` itself takes "
-        "(--out, --data, --device, --max-minutes...) is in: oformer train --help",
+        description=f"{paper}Every setting of this recipe, with its value. What `train` itself takes "
+        f"(--out, --data, --device, --max-minutes...) is in: {_program()} train --help",
     )
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -236,6 +238,36 @@ def test_generate_in_two_shares_equals_one(tmp_path, capsys):
     one, two = (json.loads((tmp_path / n / "dataset.json").read_text()) for n in ("one", "two"))
     assert [p["sha256"] for p in one["parts"]] == [p["sha256"] for p in two["parts"]]
     assert one["complete"]
+
+
+@pytest.mark.parametrize("data", ["my.npz", "with a space.npz"])
+def test_help_for_data_of_ones_own_shows_what_is_chosen_from_them_under_a_name_that_works(data, tmp_path):
+    """The usage, and what a refusal tells to type, are themselves commands that run."""
+    x = np.linspace(0, 1, 8)
+    np.savez(tmp_path / data, coords=x, inputs=np.ones((9, 8)), targets=np.ones((9, 8)))
+    asked = cli("train", "--data", data, "--help", cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    usage = asked.stdout.splitlines()[0]
+    assert usage == f"usage: python -m oformer train --data {shlex.quote(data)} [-h] [OPTIONS]"
+    assert "--training.steps INT" in asked.stdout
+    assert "width 48" in asked.stderr
+    refused = cli("train", "--data", data, "--training.stepz", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    (told,) = re.findall(r"run python -m oformer (train .*--help)", refused.stderr)
+    again = cli(*shlex.split(told), cwd=tmp_path)
+    assert again.stdout == asked.stdout
+
+
+def test_help_is_that_of_the_recipe_where_one_is_named_and_of_the_command_elsewhere(tmp_path):
+    named = cli("train", "burgers-demo", "--data.train", "5", "-h", cwd=tmp_path).stdout
+    assert named.startswith("usage: python -m oformer train burgers-demo [-h] [OPTIONS]\n")
+    assert "--model.encoder.width INT" in named
+    plain = cli("train", "--device", "cpu", "--help", cwd=tmp_path).stdout
+    assert plain.startswith("usage: python -m oformer train [-h] [TRAIN OPTIONS] [NAME]\n")
+    assert "--max-minutes" in plain
+    nothing = cli("train", "--data", "nothing.h5", "--help", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert "nothing there" in nothing.stderr
 
 
 @pytest.mark.parametrize(
