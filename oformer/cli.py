@@ -262,14 +262,13 @@ class Train:
 
         recipe = self.recipe(rest)
         device, out = _device(self.device), self.out or Path("outputs") / recipe.name
+        own = self.data or _remembered(out)
         with started_by_torchrun(device, self.split) as ranks:
-            data = ranks.first_then_others(
-                lambda: open_data(recipe, self.datasets, own=self.data, device=device, say=say)
-            )
+            data = ranks.first_then_others(lambda: open_data(recipe, self.datasets, own=own, device=device, say=say))
             splits = train_and_test(data, recipe)
             outcome = train(
                 recipe, out, splits, device=device, max_minutes=_left(self.max_minutes, started), quiet=self.quiet,
-                ranks=ranks,
+                ranks=ranks, own=own,
             )  # fmt: skip
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
@@ -292,7 +291,7 @@ class Evaluate:
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     data: Path | None = None
-    """Another dataset than that of its recipe."""
+    """Another dataset than that which it was trained on."""
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
@@ -364,7 +363,8 @@ class Evaluate:
         if self.data is None and self.split == "test" and (folder / CARD).is_file():
             expected = read_card(folder).expected(self.samples)
             return open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say), expected
-        data = _data_of(recipe, self.data, self.datasets, device)
+        run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
         split = train_and_test(data, recipe)[self.split == "test"]
         return split if self.samples is None else split.subset(range(self.samples)), None
 
@@ -436,6 +436,7 @@ class Plot:
     movie: Path | None = None
     """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
     data: Path | None = None
+    """Another dataset than that which it was trained on."""
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
@@ -454,7 +455,7 @@ class Plot:
         if not run.is_dir():
             return self._draw_shipped(find_checkpoint(run), device)
         recipe = _recipe_of_run(run, self.recipe)
-        data = _data_of(recipe, self.data, self.datasets, device)
+        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
         test = train_and_test(data, recipe)[1]
         if self.samples is not None:
             test = test.subset(range(self.samples))
@@ -1033,6 +1034,16 @@ def _recipe_of_run(run: Path, file: str | None = None) -> "Recipe":
     from oformer.files import read_json
 
     return _recipe_of(read_json(run / "recipe.json"), file)
+
+
+def _remembered(run: Path) -> Path | None:
+    """The data of one's own that a run was trained on, which is said: nobody named them now."""
+    from oformer.training.datasets import remembered_own
+
+    own = remembered_own(run)
+    if own is not None and _first_rank():
+        say(f"On the data that {run} was trained on: {own}")
+    return own
 
 
 def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":

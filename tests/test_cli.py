@@ -143,6 +143,35 @@ def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
     assert errors == [pytest.approx(scores["error"], rel=1e-5)]
 
 
+def test_a_run_on_ones_own_data_is_evaluated_and_drawn_on_them(tmp_path, monkeypatch, capsys):
+    """Not on those of its recipe, which could be made as well; and where they are gone, it is said what to give."""
+
+    def said(*arguments, code=0):
+        assert main([*map(str, arguments), "--device", "cpu"]) == code
+        return capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    problem = [argument.replace("problem.", "") for argument in SMALL[:8]]
+    said("generate", "burgers", "--count", "12", "--train", "8", "--seed", "5", "--out", "mine", *problem)
+    said("train", "burgers-demo", "--data", "mine", *SMALL)
+    run = Path("outputs/burgers-demo")
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    saved = json.loads((newest / "config.json").read_text())["scores"]["error"]
+    for source in (run, newest):
+        shown = said("evaluate", source, "--json")
+        assert json.loads(shown.out)["error"] == pytest.approx(saved, rel=1e-5)
+        assert f"On the data that {run} was trained on: {tmp_path / 'mine'}" in shown.err
+    assert str(tmp_path / "mine") in said("plot", run, "--only", "training").err
+    assert str(tmp_path / "mine") in said("train", "burgers-demo", *SMALL).err
+    assert not Path("datasets").exists()
+    Path("mine").rename("moved")
+    for command in ("evaluate", "plot"):
+        gone = said(command, run, code=2).err
+        assert f"at {tmp_path / 'mine'}, got nothing there. Say where they are now: --data" in gone
+    told = said("evaluate", run, "--data", "moved", "--json")
+    assert json.loads(told.out)["error"] == pytest.approx(saved, rel=1e-5)
+
+
 def test_evaluate_averages_over_symmetries(trained):
     done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", "--average", "4", cwd=trained)
     assert done.returncode == 0, done.stderr

@@ -280,7 +280,7 @@ def test_train_needs_no_recipe_for_a_file_of_known_names(tmp_path, monkeypatch, 
     said = capsys.readouterr().err
     assert "Chosen from the data, where you do not say otherwise: 1,000 steps of 5, width 48, depth 2" in said
     assert "target    1 frame(s) of 2 channel(s): targets_0, targets_1" in said
-    assert main(["evaluate", "outputs/my", "--data", "my.h5", "--device", "cpu"]) == 0
+    assert main(["evaluate", "outputs/my", "--device", "cpu"]) == 0
     assert "test split, 1 samples" in capsys.readouterr().out
     assert main(["train"]) == 2
     assert "the name of a recipe, or --data" in capsys.readouterr().err
