@@ -371,6 +371,25 @@ def test_mistakes_in_what_is_asked_are_sentences(learned):
         OperatorRegressor().fit()
 
 
+def test_swapped_coordinates_are_said_to_be():
+    """Those of `fit`, of a sample that is asked about, and of the queries."""
+    given = arrays()
+    swapped = given["coords"].swapaxes(1, 2)
+    with pytest.raises(InputError, match=r"transposed: give `coords\.swapaxes\(1, 2\)`, of shape \(10, 2\)"):
+        OperatorRegressor(**SMALL).fit(**{**given, "coords": swapped})
+    dicts = [{key: array[i] for key, array in {**given, "coords": swapped}.items()} for i in range(6)]
+    with pytest.raises(InputError, match=r"transposed: give `\[x\.T for x in coords\]`, of shape \(10, 2\)"):
+        OperatorRegressor(**SMALL).fit(dicts)
+    model = OperatorRegressor(**SMALL).fit(**given)
+    with pytest.raises(InputError, match=r"got \(2, 10\)\. It looks transposed: give `coords\.T`, of shape \(10, 2\)"):
+        model.predict(dicts[0])
+    one = {**dicts[0], "coords": given["coords"][0]}
+    with pytest.raises(InputError, match=r"transposed: give `query_coords\.T`, of shape \(30, 2\)"):
+        model.predict(one, np.zeros((2, 30)))
+    with pytest.raises(InputError, match=r"give `np\.stack\(query_coords, -1\)`, of shape \(30, 2\)"):
+        model.predict(one, [np.zeros(30), np.zeros(30)])
+
+
 def test_the_guide_goes_from_five_arrays_to_an_operator_and_a_picture_in_ten_lines(tmp_path, monkeypatch):
     """Exactly what stands there, with less time to learn."""
     make, use = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)[:2]

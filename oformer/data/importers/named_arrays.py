@@ -24,13 +24,12 @@ from oformer.data.importers.common import Choices, Layout, Opened, check_numbers
 from oformer.data.importers.containers import matlab_arrays
 from oformer.data.importers.hdf5 import dataset_in, group_in, names_in, open_hdf5
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Sample, Spec
+from oformer.fields import MOST_AXES, Card, Sample, Spec
 from oformer.files import load_npz
 
 SUFFIXES = (".npz", ".mat", ".h5", ".hdf5")
 CHOSEN = ("coords", "inputs", "targets")
 OPTIONAL = ("query_coords", "query_features", "weights", "query_weights")
-MOST_AXES = 3  # of space
 
 Numbers = Mapping[str, Any]  # arrays by name: numpy's, or what reads like one and is read when it is cut
 
