@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each call gets further
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
+TRUTHS = ("true", "false")
+HELP = frozenset({"-h", "--help"})
 
 Device = Literal["auto", "cpu", "cuda"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -52,7 +55,7 @@ class List:
         from oformer.recipes import RECIPES, recipe_named
 
         if self.name is not None:
-            _override(recipe_named(self.name), [*rest, "--help"])
+            _override(recipe_named(self.name), [*rest, "--help"], self.name)
         rows = [
             (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
             for n, r in RECIPES.items()
@@ -122,7 +125,8 @@ class Generate:
             raise unknown_name("recipe or problem", self.name, [*RECIPES, *PROBLEMS, *INSTANCES])
         if settings is None:
             raise InputError(f"a problem in recipe `{self.name}`", "data alone", "Use a dataset of your own")
-        problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"oformer generate {self.name}")
+        rest = _without_truths(rest, settings)
+        problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"{_program()} generate {self.name}")
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
         count = self.count or (data.train + data.test if data else 1000)
@@ -215,10 +219,11 @@ class Train:
 
     On several GPUs: torchrun --nproc-per-node 4 -m oformer train burgers-2048 (docs/scaling.md).
 
-    Change any setting: oformer train burgers-2048 --model.encoder.width 128 (oformer list burgers-2048 shows them all).
+    Change any setting: oformer train burgers-2048 --model.encoder.width 128. All of them, with their values, are shown
+    by oformer train burgers-2048 --help, and for your own data by oformer train --data my.h5 --help.
     """
 
-    name: Name = ""
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
     """A recipe, or the Python file of one; may be left out where --data is given."""
     out: Path | None = None
     """The run's folder; by default outputs/NAME."""
@@ -239,25 +244,31 @@ class Train:
         if self.name == "[]":  # what tyro makes of an absent name beside arguments that it does not know
             self.name = ""
 
+    def recipe(self, rest: list[str]) -> "Recipe":
+        """What is trained, with the settings changed that the command line names."""
+        from oformer.recipes import recipe_named
+
+        if self.name:
+            return _override(recipe_named(self.name), rest, self.name)
+        return _override(_recipe_for(self.data), rest, f"--data {shlex.quote(str(self.data))}")
+
     def run(self, rest: list[str]) -> int:
         """Train, then report."""
         started = time.monotonic()  # before the imports, which take seconds
-        from oformer.recipes import recipe_named
         from oformer.report import write_report
         from oformer.training.datasets import open_data, train_and_test
         from oformer.training.distributed import started_by_torchrun
         from oformer.training.loop import train
 
-        recipe = _override(recipe_named(self.name) if self.name else _recipe_for(self.data), rest)
+        recipe = self.recipe(rest)
         device, out = _device(self.device), self.out or Path("outputs") / recipe.name
+        own = self.data or _remembered(out)
         with started_by_torchrun(device, self.split) as ranks:
-            data = ranks.first_then_others(
-                lambda: open_data(recipe, self.datasets, own=self.data, device=device, say=say)
-            )
+            data = ranks.first_then_others(lambda: open_data(recipe, self.datasets, own=own, device=device, say=say))
             splits = train_and_test(data, recipe)
             outcome = train(
                 recipe, out, splits, device=device, max_minutes=_left(self.max_minutes, started), quiet=self.quiet,
-                ranks=ranks,
+                ranks=ranks, own=own,
             )  # fmt: skip
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
@@ -280,7 +291,7 @@ class Evaluate:
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     data: Path | None = None
-    """Another dataset than that of its recipe."""
+    """Another dataset than that which it was trained on."""
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
@@ -352,7 +363,8 @@ class Evaluate:
         if self.data is None and self.split == "test" and (folder / CARD).is_file():
             expected = read_card(folder).expected(self.samples)
             return open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say), expected
-        data = _data_of(recipe, self.data, self.datasets, device)
+        run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
         split = train_and_test(data, recipe)[self.split == "test"]
         return split if self.samples is None else split.subset(range(self.samples)), None
 
@@ -424,6 +436,7 @@ class Plot:
     movie: Path | None = None
     """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
     data: Path | None = None
+    """Another dataset than that which it was trained on."""
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
@@ -442,7 +455,7 @@ class Plot:
         if not run.is_dir():
             return self._draw_shipped(find_checkpoint(run), device)
         recipe = _recipe_of_run(run, self.recipe)
-        data = _data_of(recipe, self.data, self.datasets, device)
+        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
         test = train_and_test(data, recipe)[1]
         if self.samples is not None:
             test = test.subset(range(self.samples))
@@ -785,9 +798,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"oformer {__version__}")
         return 0
-    if arguments[:1] == ["train"] and {"-h", "--help"} & set(arguments[2:]) and not arguments[1].startswith("-"):
-        arguments = ["list", arguments[1]]  # the settings of that recipe are what is asked for
     try:
+        if arguments[:1] == ["train"] and not HELP.isdisjoint(arguments):
+            command, rest = parse([a for a in arguments if a not in HELP])
+            if command.name or command.data is not None:
+                command.recipe([*rest, "--help"])  # its settings are what is asked for
         command, rest = parse(arguments)
         return command.run(rest)
     except (InputError, SolverDiverged, TrainingDiverged, OutOfMemory, ImportError) as error:
@@ -830,14 +845,56 @@ def _plain_warnings() -> Iterator[None]:
 @_said_by_first_rank()
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
+    verb = COMMANDS.get(arguments[0]) if arguments else None
+    if verb is Zoo:
+        verb = ZOO.get(arguments[1]) if len(arguments) > 1 else None
+    if verb is not None:
+        arguments = _without_truths(arguments, verb)
     return tyro.cli(
         _either(COMMANDS),
-        prog="oformer",
+        prog=_program(),
         description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
         "Start with: oformer demo",
         args=arguments,
         return_unknown_args=True,
     )
+
+
+def _switches(settings: Any, prefix: str = "--") -> set[str]:
+    """The options of a dataclass, and of those that it holds, that are given alone."""
+    found: set[str] = set()
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name.replace("_", "-"), getattr(settings, field.name, None)
+        if field.type in (bool, "bool"):  # the second in a file of one's own that puts off its annotations
+            found.add(name)
+        elif dataclasses.is_dataclass(value):
+            found |= _switches(value, f"{name}.")
+    return found
+
+
+def _without_truths(arguments: Sequence[str], settings: Any) -> list[str]:
+    """The arguments with `--flag true` and `--flag=false`, as other programs want it, written `--flag`, `--no-flag`.
+
+    Only beside switches: elsewhere `true` may be a name.
+    """
+    switches, plain, left = _switches(settings), [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        option, equals, value = argument.partition("=")
+        option = option.replace("_", "-")
+        if option not in switches:
+            plain.append(argument)
+            continue
+        if not equals and left and left[0].lower() in TRUTHS:
+            equals, value = "=", left.pop(0)
+        last = max(option.rfind("."), 1) + 1
+        negated = f"{option[:last]}no-{option[last:]}"
+        if equals and value.lower() not in TRUTHS:
+            raise InputError(
+                f"`{option}` alone, or with true or false", f"`{argument}`", f"Write {option} or {negated}"
+            )
+        plain.append(negated if value.lower() == "false" else option)
+    return plain
 
 
 def _of_all_ranks(error: Exception) -> bool:
@@ -850,6 +907,8 @@ def _program() -> str:
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m oformer"
+    if called.stem != "oformer":
+        return "oformer"  # a script of somebody who imports us
     found = shutil.which("oformer")
     return "oformer" if found and Path(found).resolve() == called.resolve() else os.path.relpath(called)
 
@@ -860,20 +919,21 @@ def _is_extra(error: ImportError) -> bool:
 
 
 @_said_by_first_rank()
-def _override(recipe: "Recipe", rest: list[str]) -> "Recipe":
-    """The recipe with the settings changed that the command line names."""
+def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "Recipe":
+    """The recipe with the settings changed that the command line names; `called` is how `train` is told of it."""
     from oformer.training.recipe import Recipe
 
     if not rest:
         return recipe
+    paper = f"{recipe.paper}\n\n" if recipe.paper else ""
     return tyro.cli(
         Recipe,
         default=recipe,
-        args=rest,
-        prog=f"oformer train {recipe.name}",
+        args=_without_truths(rest, recipe),
+        prog=f"{_program()} train {called or recipe.name}",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
-        description=f"{recipe.paper}\n\nEvery setting of this recipe, with its value. What `train` itself takes "
-        "(--out, --data, --device, --max-minutes...) is in: oformer train --help",
+        description=f"{paper}Every setting of this recipe, with its value. What `train` itself takes "
+        f"(--out, --data, --device, --max-minutes...) is in: {_program()} train --help",
     )
 
 
@@ -974,6 +1034,16 @@ def _recipe_of_run(run: Path, file: str | None = None) -> "Recipe":
     from oformer.files import read_json
 
     return _recipe_of(read_json(run / "recipe.json"), file)
+
+
+def _remembered(run: Path) -> Path | None:
+    """The data of one's own that a run was trained on, which is said: nobody named them now."""
+    from oformer.training.datasets import remembered_own
+
+    own = remembered_own(run)
+    if own is not None and _first_rank():
+        say(f"On the data that {run} was trained on: {own}")
+    return own
 
 
 def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":

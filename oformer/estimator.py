@@ -295,9 +295,9 @@ class OperatorRegressor:
         """Input, truth, prediction and error of one sample: curves on a line, maps in the plane.
 
         Args:
-            sample: as in `fit`; on a line `targets` may be missing, and only the prediction is drawn.
+            sample: as in `fit`; where `targets` are missing, only the input and the prediction are drawn.
             channel: of the targets.
-            time: the frame, where there are several.
+            time: the frame, where there are several; on a line without `targets` all are drawn.
         """
         self._check_fitted()
         if self.spec_.dim == 3:
@@ -306,10 +306,11 @@ class OperatorRegressor:
             if not -count <= index < count:
                 raise InputError(f"a `{name}` below {count}", str(index))
         if sample.get("targets") is None:
-            if self.spec_.dim == 2:
-                raise InputError("`targets` in a sample to draw as maps", "none", "Give them, or use `predict`")
             known = self._samples([_question(sample, 0, None)])[0]
-            return lines.prediction(known.input, self.predictor_(known.input, known.query), channel=channel)
+            answer = self.predictor_(known.input, known.query)
+            if self.spec_.dim == 1:
+                return lines.prediction(known.input, answer, channel=channel)
+            return maps.prediction(known.input, answer, channel=channel, time=time)
         known = self._samples([sample])[0]
         answer = self.predictor_(known.input, known.query, known.target.shape[0]).values
         panel = Panel("sample", known, answer)

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from oformer.errors import InputError
 
+MOST_AXES = 3  # of space
+TURNED = "coords.swapaxes(-1, -2)"  # for arrays and tensors, with and without a batch axis
+
 # Not `typing.Self`: the shape checks of the tests wrap methods one by one, where Self means nothing.
 Kind = TypeVar("Kind", bound="Sample")
 
@@ -44,6 +47,13 @@ class Field:
             weights: (points,), which sum to one; by default the paper's 1/n for each of n points.
         """
         coords = _tensor(coords)
+        if coords.ndim < 2 or coords.shape[-1] > MOST_AXES:
+            on_a_line, turned = coords.ndim < 2, "coords.T" if coords.ndim == 2 else TURNED
+            raise InputError(
+                "`coords` of shape (points, dim) with dim 1, 2 or 3, or with a batch axis before",
+                str(tuple(coords.shape)),
+                "On a line give `coords[:, None]`" if on_a_line else how_to_turn(turned, coords.shape),
+            )
         values = coords.new_zeros((*coords.shape[:-1], 0)) if values is None else _tensor(values)
         if values.ndim == coords.ndim - 1:
             values = values.unsqueeze(-1)
@@ -167,6 +177,17 @@ def _tensor(numbers: Tensor | np.ndarray) -> Tensor:
     return numbers if isinstance(numbers, Tensor) else torch.as_tensor(numbers, dtype=torch.float32)
 
 
+def how_to_turn(turned: str, shape: Sequence[int]) -> str:
+    """What to do with points whose two axes are swapped, as more axes than space has give away; nothing about others.
+
+    Args:
+        turned: the Python that swaps them.
+        shape: as they came.
+    """
+    *batch, dim, points = shape
+    return f"It looks transposed: give `{turned}`, of shape {(*batch, points, dim)}" * (dim <= MOST_AXES < points)
+
+
 def uniform_weights(coords: Float[Tensor, "*batch points dim"]) -> Float[Tensor, "*batch points"]:
     """The paper's weight: 1/n for each of n points."""
     if coords.shape[-2] == 0:
@@ -203,16 +224,19 @@ def check_field(
             f"at least one point in `{name}`", "an empty point set", "Remove the sample or give its points"
         )
     if dim is not None and coords.shape[-1] != dim:
+        lives = (
+            f"This model or dataset lives in {dim} dimension{'s' * (dim > 1)}; use data or a recipe of that dimension"
+        )
         raise InputError(
             f"`{name}.coords` of shape (..., points, {dim})",
             str(tuple(coords.shape)),
-            f"This model or dataset lives in {dim} dimension{'s' * (dim > 1)}; use data or a recipe of that dimension",
+            how_to_turn(TURNED, coords.shape) or lives,
         )
     if values.shape[-2] != points or weights.shape[-1] != points:
         raise InputError(
             f"as many values and weights as points in `{name}` ({points})",
             f"{values.shape[-2]} values and {weights.shape[-1]} weights",
-            "Values have shape (..., times, points, channels), weights (..., points)",
+            "Coords have shape (..., points, dim), values (..., times, points, channels), weights (..., points)",
         )
     for label, wanted, axis in (("frames", times, -3), ("channels", channels, -1)):
         if wanted is not None and values.shape[axis] != wanted:

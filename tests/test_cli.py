@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from oformer.cli import COMMANDS, main
+from oformer.cli import COMMANDS, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 # Absolute, because the commands run in other folders than this one.
@@ -140,6 +143,35 @@ def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
     assert errors == [pytest.approx(scores["error"], rel=1e-5)]
 
 
+def test_a_run_on_ones_own_data_is_evaluated_and_drawn_on_them(tmp_path, monkeypatch, capsys):
+    """Not on those of its recipe, which could be made as well; and where they are gone, it is said what to give."""
+
+    def said(*arguments, code=0):
+        assert main([*map(str, arguments), "--device", "cpu"]) == code
+        return capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    problem = [argument.replace("problem.", "") for argument in SMALL[:8]]
+    said("generate", "burgers", "--count", "12", "--train", "8", "--seed", "5", "--out", "mine", *problem)
+    said("train", "burgers-demo", "--data", "mine", *SMALL)
+    run = Path("outputs/burgers-demo")
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    saved = json.loads((newest / "config.json").read_text())["scores"]["error"]
+    for source in (run, newest):
+        shown = said("evaluate", source, "--json")
+        assert json.loads(shown.out)["error"] == pytest.approx(saved, rel=1e-5)
+        assert f"On the data that {run} was trained on: {tmp_path / 'mine'}" in shown.err
+    assert str(tmp_path / "mine") in said("plot", run, "--only", "training").err
+    assert str(tmp_path / "mine") in said("train", "burgers-demo", *SMALL).err
+    assert not Path("datasets").exists()
+    Path("mine").rename("moved")
+    for command in ("evaluate", "plot"):
+        gone = said(command, run, code=2).err
+        assert f"at {tmp_path / 'mine'}, got nothing there. Say where they are now: --data" in gone
+    told = said("evaluate", run, "--data", "moved", "--json")
+    assert json.loads(told.out)["error"] == pytest.approx(saved, rel=1e-5)
+
+
 def test_evaluate_averages_over_symmetries(trained):
     done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", "--average", "4", cwd=trained)
     assert done.returncode == 0, done.stderr
@@ -237,6 +269,70 @@ def test_generate_in_two_shares_equals_one(tmp_path, capsys):
     assert one["complete"]
 
 
+@pytest.mark.parametrize("data", ["my.npz", "with a space.npz"])
+def test_help_for_data_of_ones_own_shows_what_is_chosen_from_them_under_a_name_that_works(data, tmp_path):
+    """The usage, and what a refusal tells to type, are themselves commands that run."""
+    x = np.linspace(0, 1, 8)
+    np.savez(tmp_path / data, coords=x, inputs=np.ones((9, 8)), targets=np.ones((9, 8)))
+    asked = cli("train", "--data", data, "--help", cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    usage = asked.stdout.splitlines()[0]
+    assert usage == f"usage: python -m oformer train --data {shlex.quote(data)} [-h] [OPTIONS]"
+    assert "--training.steps INT" in asked.stdout
+    assert "width 48" in asked.stderr
+    refused = cli("train", "--data", data, "--training.stepz", "3", cwd=tmp_path)
+    assert refused.returncode == 2
+    (told,) = re.findall(r"run python -m oformer (train .*--help)", refused.stderr)
+    again = cli(*shlex.split(told), cwd=tmp_path)
+    assert again.stdout == asked.stdout
+
+
+def test_help_is_that_of_the_recipe_where_one_is_named_and_of_the_command_elsewhere(tmp_path):
+    named = cli("train", "burgers-demo", "--data.train", "5", "-h", cwd=tmp_path).stdout
+    assert named.startswith("usage: python -m oformer train burgers-demo [-h] [OPTIONS]\n")
+    assert "--model.encoder.width INT" in named
+    plain = cli("train", "--device", "cpu", "--help", cwd=tmp_path).stdout
+    assert plain.startswith("usage: python -m oformer train [-h] [TRAIN OPTIONS] [NAME]\n")
+    assert "--max-minutes" in plain
+    nothing = cli("train", "--data", "nothing.h5", "--help", cwd=tmp_path)
+    assert nothing.returncode == 2
+    assert "nothing there" in nothing.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (["--training.recompute"], True),
+        (["--training.recompute", "True"], True),
+        (["--training.recompute=true"], True),
+        (["--training.recompute", "false"], False),
+        (["--training.recompute=False"], False),
+        (["--training.no-recompute"], False),
+    ],
+)
+def test_a_switch_of_a_recipe_takes_a_truth_or_none(written, value):
+    """As other programs write it too, with the argument behind it left alone."""
+    from oformer.cli import _override
+    from oformer.recipes import recipe_named
+
+    recipe = recipe_named("burgers-demo")
+    recipe = replace(recipe, training=replace(recipe.training, recompute=not value))
+    changed = _override(recipe, [*written, "--training.steps", "7"])
+    assert (changed.training.recompute, changed.training.steps) == (value, 7)
+
+
+def test_a_switch_of_a_command_takes_a_truth_and_leaves_names_alone():
+    for written in (["--quiet", "true"], ["--quiet=TRUE"], ["--quiet"]):
+        command, rest = parse(["train", *written, "burgers-demo", "--training.steps", "7"])
+        assert (command.quiet, command.name, rest) == (True, "burgers-demo", ["--training.steps", "7"])
+    command, _ = parse(["train", "burgers-demo", "--quiet=false", "--out", "true"])
+    assert (command.quiet, command.out) == (False, Path("true"))
+    command, _ = parse(["inspect", "--verify", "x"])
+    assert (command.verify, command.file) == (True, Path("x"))
+    command, _ = parse(["zoo", "add", "outputs/a", "--card_only=true", "--half", "false"])
+    assert (command.action.card_only, command.action.half) == (True, False)
+
+
 MISTAKES = {
     "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
     "unknown problem": (["generate", "burgerz"], "burgers"),
@@ -245,6 +341,11 @@ MISTAKES = {
     "odd width": (["train", "burgers-512", "--model.encoder.width", "33"], "even"),
     "bad shard": (["generate", "burgers", "--shard", "half"], "i/n"),
     "unknown option": (["inspect", "x", "--colour"], "colour"),
+    "half a truth": (["train", "burgers-512", "--quiet=maybe"], "Write --quiet or --no-quiet."),
+    "half a setting": (
+        ["train", "burgers-512", "--training.loss.by-points=1"],
+        "Write --training.loss.by-points or --training.loss.no-by-points.",
+    ),
     "no gpu": (["train", "burgers-512", "--device", "cuda"], "GPU"),
     "too few points": (["generate", "burgers", "--points", "20"], "modes"),
 }

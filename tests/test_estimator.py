@@ -280,8 +280,21 @@ def test_draws_lines_and_maps(learned):
     assert any("relative L2" in label for label in labels)
     with pytest.raises(InputError, match="a `channel` below 2, got 2"):
         plane.plot(one, channel=2)
-    with pytest.raises(InputError, match="`targets` in a sample to draw as maps"):
-        plane.plot({"coords": one["coords"], "inputs": one["inputs"]})
+
+
+def test_draws_what_it_predicts_in_the_plane_where_nobody_knows_the_truth():
+    """The colors are those of the input's last frame and of the answer's frame and channel, at the queries."""
+    given = arrays()
+    plane = OperatorRegressor(**SMALL).fit(**given)
+    sample = {"coords": given["coords"][0], "inputs": given["inputs"][0]}
+    elsewhere = {**sample, "query_coords": np.random.default_rng(1).random((15, 2))}
+    for question, time in ((sample, -1), (elsewhere, 0)):
+        figure = plane.plot(question, channel=1, time=time)
+        known, answer = (axis for axis in figure.axes if axis.get_title("left"))
+        assert [known.get_title("left"), answer.get_title("left")] == ["input", "prediction"]
+        (shown,) = answer.collections
+        np.testing.assert_allclose(shown.get_array(), plane.predict(question)[time, :, 1], rtol=1e-5)
+        np.testing.assert_allclose(known.collections[0].get_array(), sample["inputs"][-1, :, 0], rtol=1e-5)
 
 
 def test_predict_before_fit_is_a_sentence(tmp_path):
@@ -356,6 +369,25 @@ def test_mistakes_in_what_is_asked_are_sentences(learned):
         OperatorRegressor().fit([sample, sample], coords=np.zeros(3))
     with pytest.raises(InputError, match="a list of samples, or keyword arrays, got neither"):
         OperatorRegressor().fit()
+
+
+def test_swapped_coordinates_are_said_to_be():
+    """Those of `fit`, of a sample that is asked about, and of the queries."""
+    given = arrays()
+    swapped = given["coords"].swapaxes(1, 2)
+    with pytest.raises(InputError, match=r"transposed: give `coords\.swapaxes\(1, 2\)`, of shape \(10, 2\)"):
+        OperatorRegressor(**SMALL).fit(**{**given, "coords": swapped})
+    dicts = [{key: array[i] for key, array in {**given, "coords": swapped}.items()} for i in range(6)]
+    with pytest.raises(InputError, match=r"transposed: give `\[x\.T for x in coords\]`, of shape \(10, 2\)"):
+        OperatorRegressor(**SMALL).fit(dicts)
+    model = OperatorRegressor(**SMALL).fit(**given)
+    with pytest.raises(InputError, match=r"got \(2, 10\)\. It looks transposed: give `coords\.T`, of shape \(10, 2\)"):
+        model.predict(dicts[0])
+    one = {**dicts[0], "coords": given["coords"][0]}
+    with pytest.raises(InputError, match=r"transposed: give `query_coords\.T`, of shape \(30, 2\)"):
+        model.predict(one, np.zeros((2, 30)))
+    with pytest.raises(InputError, match=r"give `np\.stack\(query_coords, -1\)`, of shape \(30, 2\)"):
+        model.predict(one, [np.zeros(30), np.zeros(30)])
 
 
 def test_the_guide_goes_from_five_arrays_to_an_operator_and_a_picture_in_ten_lines(tmp_path, monkeypatch):

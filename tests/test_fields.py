@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,7 @@ COORDS, VALUES, WEIGHTS = torch.rand(4, 2), torch.rand(2, 4, 3), torch.full((4,)
         ),
         ({}, {"dim": 3}, r"`u.coords` of shape \(..., points, 3\), got \(4, 2\). This .* in 3 dimensions"),
         ({}, {"dim": 1}, "lives in 1 dimension;"),
+        ({"coords": COORDS.T}, {"dim": 2}, r"looks transposed: give `coords.swapaxes\(-1, -2\)`, of shape \(4, 2\)"),
         (
             {"values": VALUES[:, :3]},
             {},
@@ -215,3 +218,23 @@ def test_a_field_of_arrays_and_of_one_frame(batch):
     assert whole.coords.dtype == torch.float64
     assert whole.values.shape == (*batch, 1, 5, 3)
     assert Field.of(coords).values.shape == (*batch, 1, 5, 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (1, 5), (3, 2, 5)])
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_a_field_of_points_with_swapped_axes_says_what_to_write(shape, kind):
+    """What the sentence says, written in Python, is taken."""
+    coords = kind(np.random.default_rng(0).random(shape, dtype=np.float32))
+    with pytest.raises(InputError, match="It looks transposed") as refused:
+        Field.of(coords)
+    (written,) = re.findall("give `(.*)`", str(refused.value))
+    field = Field.of(eval(written, {"coords": coords}))
+    assert f"of shape {tuple(field.coords.shape)}." in str(refused.value)
+    np.testing.assert_array_equal(field.coords, np.swapaxes(np.asarray(coords), -1, -2))
+
+
+def test_a_field_of_points_that_fit_nothing_is_refused():
+    with pytest.raises(InputError, match=r"dim 1, 2 or 3, .*got \(5,\)\. On a line give `coords\[:, None\]`"):
+        Field.of(np.zeros(5))
+    with pytest.raises(InputError, match=r"dim 1, 2 or 3, .*got \(5, 4\)\.$"):
+        Field.of(np.zeros((5, 4)))

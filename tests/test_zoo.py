@@ -52,9 +52,11 @@ def work(tmp_path_factory):
     """Datasets, two finished runs of the tiny recipe, and a zoo with the first of them in float32."""
     folder = tmp_path_factory.mktemp("zoo")
     data = open_data(seeded(1), folder / "datasets")
+    own = folder / "of-ours"
+    own.symlink_to(next((folder / "datasets").iterdir()))
     for seed in (1, 2):
         splits = train_and_test(data, seeded(seed))
-        train(seeded(seed), folder / f"seed{seed}", splits, quiet=True, tensorboard=False)
+        train(seeded(seed), folder / f"seed{seed}", splits, quiet=True, tensorboard=False, own=own)
     zoo.add(folder / "seed1", root=folder / "zoo", datasets=folder / "datasets", finer=True, average=2)
     return folder
 
@@ -67,6 +69,17 @@ def here(work, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     return tmp_path / "zoo"
+
+
+def test_nothing_that_is_shipped_says_where_data_lay(work):
+    """A run remembers it, in a file of its own that nobody else gets."""
+    assert str(work) in (work / "seed1" / "data.json").read_text()
+    shipped = [path for place in ("zoo", "seed1/checkpoints") for path in (work / place).rglob("*") if path.is_file()]
+    assert {"card.json", "config.json", "model.safetensors", "README.md"} <= {path.name for path in shipped}
+    for path in shipped:
+        content = path.read_bytes()
+        assert str(work).encode() not in content
+        assert b"of-ours" not in content
 
 
 def rewrite(folder: Path, **changes):

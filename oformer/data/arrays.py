@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field, Sample, uniform_weights
+from oformer.fields import MOST_AXES, Field, Sample, how_to_turn, uniform_weights
 
 Arrays = np.ndarray | Tensor | Sequence[Any]  # an array for all samples, or a list with one for each
 
@@ -116,31 +116,47 @@ def _all_scalars(arrays: Arrays) -> bool:
 def _point_sets(name: str, arrays: Arrays, count: int) -> list[Float[Tensor, "points dim"]]:
     """Coordinates, one tensor per sample; what all samples share is one tensor in all of them."""
     if isinstance(arrays, (list, tuple)) and not _all_scalars(arrays):
-        _same_count(name, len(arrays), count)
         sets = [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
+        _same_count(name, len(sets), count, _meant_for_all(name, sets))
+        turned = f"[x.T for x in {name}]"
     else:
         points = _numbers(f"`{name}`", arrays)
         if points.ndim == 3:
             _same_count(name, len(points), count)
-            sets = list(points.unbind(0))
+            sets, turned = list(points.unbind(0)), f"{name}.swapaxes(1, 2)"
         elif points.ndim in (1, 2):
-            return [_checked_points(f"`{name}`", points)] * count
+            return [_checked_points(f"`{name}`", points, f"{name}.T")] * count
         else:
             raise InputError(
                 f"`{name}` of shape (points, dim), (samples, points, dim), or a list",
                 str(tuple(points.shape)),
             )
-    return [_checked_points(f"sample {i} of `{name}`", points) for i, points in enumerate(sets)]
+    return [_checked_points(f"sample {i} of `{name}`", points, turned) for i, points in enumerate(sets)]
 
 
-def _checked_points(name: str, points: Tensor) -> Tensor:
+def _meant_for_all(name: str, items: list[Tensor]) -> str:
+    """What to write where a list, which has an array for each sample, holds the axes of one point set or its points."""
+    if len({item.shape for item in items}) != 1 or items[0].ndim != 1:
+        return ""
+    rows, columns = len(items), len(items[0])
+    if rows <= MOST_AXES < columns:
+        return (
+            f"It looks like the axes of points for all samples: give `np.stack({name}, -1)`, of shape {columns, rows}"
+        )
+    if columns <= MOST_AXES < rows:
+        return f"It looks like points for all samples: give `np.array({name})`, of shape {rows, columns}"
+    return ""
+
+
+def _checked_points(name: str, points: Tensor, turned: str) -> Tensor:
     if points.ndim == 1:
         points = points[:, None]
     if points.ndim != 2 or points.shape[1] not in (1, 2, 3):
         raise InputError(
             f"{name} of shape (points, dim) with dim 1, 2 or 3",
             str(tuple(points.shape)),
-            "On a line, points that differ from sample to sample have shape (samples, points, 1)",
+            (points.ndim == 2 and how_to_turn(turned, points.shape))
+            or "On a line, points that differ from sample to sample have shape (samples, points, 1)",
         )
     if len(points) == 0:
         raise InputError(f"at least one point in {name}", "an empty point set", "Remove the sample")
@@ -187,12 +203,12 @@ def _parameter(name: str, value: Any, count: int) -> Float[Tensor, "samples"]:
     return numbers
 
 
-def _same_count(name: str, got: int, count: int) -> None:
+def _same_count(name: str, got: int, count: int, do: str = "") -> None:
     if got != count:
         raise InputError(
             f"as many samples in `{name}` as in `inputs` ({count})",
             str(got),
-            f"Sample {min(got, count)} is the first that only one of them has",
+            do or f"Sample {min(got, count)} is the first that only one of them has",
         )
 
 
@@ -202,6 +218,8 @@ def _fits(name: str, values: Tensor, points: Tensor, i: int) -> None:
         hint = "Values have shape (points, channels) or (times, points, channels) per sample"
         if values.shape[0] == 1 and values.shape[2] == len(points):
             hint = "It looks as if points came last: give (times, points, channels) per sample"
+        elif values.shape[1] == points.shape[1]:
+            hint = f"It looks as if the {where} were transposed: their shape is (points, dim)"
         shape = f"{values.shape[1]} (times, points, channels = {tuple(values.shape)})"
         raise InputError(f"values at the {len(points)} {where} of sample {i} in `{name}`", shape, hint)
 

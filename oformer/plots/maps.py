@@ -87,9 +87,9 @@ def solutions(
 
 
 def prediction(
-    known: Field, answer: Field, *, input: str = "input", target: str = "prediction", channel: int = 0
+    known: Field, answer: Field, *, input: str = "input", target: str = "prediction", channel: int = 0, time: int = -1
 ) -> "matplotlib.figure.Figure":
-    """The input and what was predicted from it, in the plane: their last frames.
+    """The last frame of the input and what was predicted from it, in the plane.
 
     Args:
         known: the input, without a batch axis.
@@ -97,13 +97,14 @@ def prediction(
         input: the name of the input.
         target: the name of what is predicted.
         channel: which channel of the prediction.
+        time: which of its frames.
     """
     if answer.coords.ndim != 2 or answer.coords.shape[-1] != 2:
         raise InputError("one prediction in the plane to draw", f"coordinates of shape {tuple(answer.coords.shape)}")
     places = [surface(Sample(field, field, field.values)) for field in (known, answer)]
     with style.styled():
         figure = style.new_figure(0.5 + 2.6 * max(place.ratio for place in places), 6.4)
-        shown = (known.values[-1, :, 0], answer.values[-1, :, channel])
+        shown = (known.values[-1, :, 0], answer.values[time, :, channel])
         for axis, place, values, name in zip(figure.subplots(1, 2), places, shown, (input, target), strict=True):
             _map(figure, axis, place, values.double().numpy())
             axis.set_title(name, fontsize=9.5, y=1.0)

@@ -1,21 +1,35 @@
-"""The dataset of a recipe: found where it was made before, or made now."""
+"""The dataset of a recipe: found where it was made before, or made now; one's own, where a run remembers it."""
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from oformer.config import to_json
+from oformer.config import from_json, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.data.generate import estimate, generate
 from oformer.data.importers import is_importable_folder, load_file
 from oformer.data.manifest import SIDECAR
 from oformer.data.store import Store
 from oformer.errors import InputError
+from oformer.files import read_json, write_json
 from oformer.problems.base import Problem
 from oformer.training.recipe import Recipe
+
+# In a run and not in its checkpoints, which go to other people: the paths of a machine are nobody else's business.
+WHERE = "data.json"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the data of a run lie, twice: folders are moved together, and runs alone."""
+
+    relative: str | None  # from the run; None on another drive
+    absolute: str
 
 
 def dataset_folder(problem: Problem, count: int, seed: int, root: Path) -> Path:
@@ -77,6 +91,36 @@ def open_own(path: Path, view: View | None = None) -> PointDataset:
     """A dataset of one's own: a folder of ours, or a file or folder that can be imported, which is read into memory."""
     foreign = path.is_file() or (path.is_dir() and not (path / SIDECAR).exists() and is_importable_folder(path))
     return load_file(path).with_view(view or View()) if foreign else PointDataset.open(path, view)
+
+
+def remember_own(run: Path, own: Path) -> None:
+    """Write into a run where the data of one's own lie that it is trained on."""
+    # Not resolved: a link that is set anew leads to where the data are then.
+    absolute = os.path.abspath(own)
+    try:
+        relative = Path(os.path.relpath(absolute, os.path.abspath(run))).as_posix()
+    except ValueError:  # Windows, and another drive
+        relative = None
+    write_json(run / WHERE, to_json(Where(relative, absolute)))
+
+
+def remembered_own(run: Path) -> Path | None:
+    """The data of one's own that a run was trained on; None where it knows of none."""
+    if not (run / WHERE).is_file():
+        return None
+    where = from_json(Where, read_json(run / WHERE), WHERE)
+    places = [Path(where.absolute)]
+    if where.relative is not None:
+        # By name alone: behind a link, `..` would lead elsewhere.
+        places.insert(0, Path(os.path.normpath(os.path.join(os.path.abspath(run), where.relative))))
+    for place in places:
+        if place.exists():
+            return place
+    raise InputError(
+        f"the data that {run} was trained on, at {where.absolute}",
+        "nothing there",
+        "Say where they are now: --data FILE or FOLDER",
+    )
 
 
 def train_and_test(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, PointDataset]:

@@ -1,6 +1,7 @@
 """The one training loop.
 
-A run is a folder: recipe.json, journal.jsonl, checkpoints/STEP/. Everything random is a function of (seed, step) or is
+A run is a folder: recipe.json, journal.jsonl, checkpoints/STEP/, and data.json where the data are a person's own.
+Everything random is a function of (seed, step) or is
 saved, so a run that was stopped and resumed equals one that was not, bit for bit on a CPU.
 
 Several processes may run it together (docs/scaling.md). The state is the same on all ranks; the first one writes.
@@ -34,6 +35,7 @@ from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
 from oformer.models.base import AUTOCAST, products_in
 from oformer.seeds import torch_generator
+from oformer.training.datasets import remember_own
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
@@ -93,6 +95,7 @@ def train(
     quiet: bool = False,
     tensorboard: bool = True,
     ranks: Ranks = ALONE,
+    own: Path | None = None,
 ) -> Outcome:
     """Train a recipe in a run folder, from the start or from where an earlier call stopped.
 
@@ -105,12 +108,13 @@ def train(
         quiet: show nothing.
         tensorboard: also write TensorBoard events, where it is installed.
         ranks: the processes that make this call together.
+        own: where the data lie, if they are one's own; the run remembers it for `oformer evaluate` and `oformer plot`.
     """
     folder, device, settings = Path(folder), torch.device(device), recipe.training
     started = time.monotonic()
     _check(recipe, ranks)
     _check_counts(recipe, data)
-    ranks.first_then_others(lambda: _claim(folder, recipe) if ranks.first else None)
+    ranks.first_then_others(lambda: _claim(folder, recipe, own) if ranks.first else None)
     state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:
         return Outcome(_usable(state), state.step, "finished", state.scores)
@@ -217,24 +221,24 @@ def _out_of_memory(settings: Training, batch: Batch, device: torch.device) -> Ou
     return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {', or '.join(ways)}.")
 
 
-def _claim(folder: Path, recipe: Recipe) -> None:
+def _claim(folder: Path, recipe: Recipe, own: Path | None) -> None:
     """Make the folder this recipe's, or refuse if it is another's."""
     path, ours = folder / "recipe.json", to_json(recipe)
-    if not path.exists():
-        write_json(path, ours)
-        return
-    remove_leftovers(folder / "checkpoints")
-    # Read as a recipe, so that settings which were added since count as their defaults.
-    theirs = to_json(from_json(Recipe, read_json(path), "recipe"))
-    free = {f"training.{name}" for name in WITHOUT_EFFECT}
-    different = [where for where, _, _ in differences(theirs, ours) if where not in free]
-    if different:
-        raise InputError(
-            f"the recipe that {folder} was started with",
-            f"other settings ({', '.join(different[:5])})",
-            "Choose another --out folder, or the same settings to go on",
-        )
+    if path.exists():
+        remove_leftovers(folder / "checkpoints")
+        # Read as a recipe, so that settings which were added since count as their defaults.
+        theirs = to_json(from_json(Recipe, read_json(path), "recipe"))
+        free = {f"training.{name}" for name in WITHOUT_EFFECT}
+        different = [where for where, _, _ in differences(theirs, ours) if where not in free]
+        if different:
+            raise InputError(
+                f"the recipe that {folder} was started with",
+                f"other settings ({', '.join(different[:5])})",
+                "Choose another --out folder, or the same settings to go on",
+            )
     write_json(path, ours)
+    if own is not None:
+        remember_own(folder, own)
 
 
 def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device, ranks: Ranks) -> _State:

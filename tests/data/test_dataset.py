@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -426,6 +427,10 @@ MISTAKES = {
         {"coords": [PLANE, rng.random((P, 5)), PLANE, PLANE]},
         "sample 1 of `coords` of shape",
     ),
+    "few points transposed": (
+        {"coords": PLANE[:3].T, "inputs": ONE[:, :3, 0]},
+        r"values at the 2 points .* got 3 .*It looks as if the points were transposed",
+    ),
     "line per sample": ({"coords": rng.random((N, P))}, r"have shape \(samples, points, 1\)"),
     "coords 4-D": ({"coords": rng.random((1, N, P, 2))}, r"`coords` of shape \(points, dim\), \(samples"),
     "points": ({"coords": PLANE[:-1]}, "values at the 6 points of sample 0 in `inputs`, got 7"),
@@ -484,6 +489,33 @@ MISTAKES = {
         "a last channel with codes in sample 0 of `query_values`, got no channel",
     ),
 }
+
+
+SWAPPED = {
+    "for all": PLANE.T,
+    "for each": np.stack([PLANE.T] * N),
+    "listed": [PLANE.T] * N,
+    "axes": [PLANE[:, 0], PLANE[:, 1]],
+    "lists of axes": PLANE.T.tolist(),
+    "lists of points": PLANE.tolist(),
+    "tensors of axes": list(torch.as_tensor(PLANE.T)),
+}
+
+
+@pytest.mark.parametrize("name", ["coords", "query_coords"])
+@pytest.mark.parametrize("form", SWAPPED)
+def test_swapped_coordinates_are_answered_with_what_to_write(form, name):
+    """Which, written in Python, gives the samples that were meant."""
+    given = {"coords": PLANE, "inputs": ONE, "targets": ONE}
+    with pytest.raises(InputError, match="It looks") as refused:
+        PointDataset.from_arrays(**{**given, name: SWAPPED[form]})
+    written, shape = re.findall(r"give `(.*)`, of shape (.*)\.", str(refused.value))[0]
+    turned = eval(written, {"np": np, name: SWAPPED[form]})
+    assert shape in (str(np.shape(turned)), str(np.shape(turned[0])))
+    data = PointDataset.from_arrays(**{**given, name: turned})
+    for sample in data:
+        for points in (sample.input.coords, sample.query.coords):
+            np.testing.assert_allclose(points, PLANE, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -1,6 +1,8 @@
 """The dataset of a recipe: found, made, or one's own."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
 from oformer.problems import Burgers
-from oformer.training.datasets import dataset_folder, open_data, train_and_test
+from oformer.training.datasets import dataset_folder, open_data, remember_own, remembered_own, train_and_test
 from oformer.training.recipe import Data
 from tests.tiny import tiny_recipe
 
@@ -81,3 +83,50 @@ def test_without_a_generator_one_is_asked_for_data(tmp_path):
     recipe = dataclasses.replace(recipe, problem=None, spec=recipe.problem.spec)
     with pytest.raises(InputError, match="--data FOLDER"):
         open_data(recipe, tmp_path)
+
+
+def project(folder):
+    """A run and its data, as people keep them."""
+    (folder / "outputs" / "run").mkdir(parents=True)
+    (folder / "mine.npz").touch()
+    return folder / "outputs" / "run"
+
+
+def test_a_run_finds_its_data_from_any_folder_and_after_both_were_moved(tmp_path, monkeypatch):
+    run = project(tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    remember_own(run, Path("mine.npz"))
+    monkeypatch.chdir(tmp_path)
+    assert remembered_own(Path("old/outputs/run")) == tmp_path / "old" / "mine.npz"
+    shutil.copytree("old", "new")
+    assert remembered_own(Path("new/outputs/run")) == tmp_path / "new" / "mine.npz"  # its own, though both are there
+    shutil.move("old", "elsewhere")
+    assert remembered_own(Path("elsewhere/outputs/run")) == tmp_path / "elsewhere" / "mine.npz"
+
+
+def test_a_run_that_was_moved_alone_finds_its_data(tmp_path):
+    run = project(tmp_path / "a")
+    remember_own(run, tmp_path / "a" / "mine.npz")
+    shutil.move(run, tmp_path / "run")
+    assert remembered_own(tmp_path / "run") == tmp_path / "a" / "mine.npz"
+
+
+def test_a_run_behind_a_link_finds_its_data(tmp_path):
+    """People keep outputs on a larger disk."""
+    (tmp_path / "disk" / "deep" / "outputs").mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "outputs").symlink_to(tmp_path / "disk" / "deep" / "outputs")
+    (tmp_path / "a" / "outputs" / "run").mkdir()
+    (tmp_path / "a" / "mine.npz").touch()
+    remember_own(tmp_path / "a" / "outputs" / "run", tmp_path / "a" / "mine.npz")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert remembered_own(tmp_path / "b" / "outputs" / "run") == tmp_path / "b" / "mine.npz"
+
+
+def test_data_that_are_gone_are_asked_for_and_without_memory_nothing_is(tmp_path):
+    run = project(tmp_path)
+    assert remembered_own(run) is None
+    remember_own(run, tmp_path / "mine.npz")
+    (tmp_path / "mine.npz").unlink()
+    with pytest.raises(InputError, match=r"trained on, at .*mine\.npz, got nothing there\. Say where .*--data"):
+        remembered_own(run)

@@ -6,6 +6,9 @@ a group for each sample. In the last two, samples may differ in their points.
 The names `coords`, `inputs`, `targets`, and where they exist `query_coords`, `query_features`, `weights` and
 `query_weights`, are those of `OperatorRegressor.fit`, and need not be said. Several names are channels side by side,
 and a single number of a sample becomes a channel that is constant over its points.
+
+MATLAB, which knows no vectors, keeps them as rows (1 x n) or columns (n x 1): both are understood wherever the counts
+of points and samples leave one reading.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +24,7 @@ from oformer.data.importers.common import Choices, Layout, Opened, check_numbers
 from oformer.data.importers.containers import matlab_arrays
 from oformer.data.importers.hdf5 import dataset_in, group_in, names_in, open_hdf5
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Sample, Spec
+from oformer.fields import MOST_AXES, Card, Sample, Spec
 from oformer.files import load_npz
 
 SUFFIXES = (".npz", ".mat", ".h5", ".hdf5")
@@ -99,11 +102,14 @@ class _Chosen:
         known, wanted = sample.input.values.shape, sample.target.shape
         features = sample.query.values.shape[-1]
         said = () if "weights" in self.extra else ("All points weigh the same; an array `weights` would say more.",)
+        places = [*(self.names["coords"] if len(self.names["coords"]) == 1 else ()), "query_coords"]
+        turned = [name for name in places if _has_axes_first(content.shapes.get(name, ()))]
+        said += tuple(f"`{name}` has a row for each axis of space." for name in turned)
         card = Card(
             f"Arrays of {self.path.name}",
-            inputs=self._channel_names("inputs"),
+            inputs=self._channel_names("inputs", sample.input.points),
             queries=tuple(f"query_features_{k}" for k in range(features)),
-            targets=self._channel_names("targets"),
+            targets=self._channel_names("targets", sample.query.points),
         )
         layout = Layout(
             kind="arrays",
@@ -122,11 +128,15 @@ class _Chosen:
     def _count(self) -> int:
         shapes, count = self.content.shapes, self.content.samples
         if count is None:
-            rows = {name: shapes[name][0] for role in ("inputs", "targets") for name in self.names[role]}
-            count = min(rows.values())
-            if len(set(rows.values())) > 1:
-                said = ", ".join(f"{n} in `{name}`" for name, n in rows.items())
-                raise InputError(f"as many samples in each array of {self.path}", said)
+            used = [name for role in ("inputs", "targets") for name in self.names[role]]
+            count = max(shapes[name][0] for name in used)
+            if any(shapes[name][0] != count and shapes[name] != (1, count) for name in used):
+                said = ", ".join(f"{shapes[name][0]} in `{name}`" for name in used)
+                raise InputError(
+                    f"as many samples in each array of {self.path}",
+                    said,
+                    "The first axis is that of samples; where each has one number, a row or a column of them will do",
+                )
         if count == 0:
             raise InputError(f"at least one sample in {self.path}", "none")
         return count
@@ -137,62 +147,79 @@ class _Chosen:
 
     def _take(self, first: int, end: int) -> list[Sample]:
         places = self._places(self.names["coords"], first, end)
-        extra = {name: self._extra(name, first, end) for name in self.extra}
-        asked = extra.get("query_coords", places)
+        elsewhere = self._places(("query_coords",), first, end) if "query_coords" in self.extra else None
+        asked = places if elsewhere is None else elsewhere
+        known = "query_features" in self.extra
         return samples_of(
             coords=places,
-            inputs=self._values("inputs", places, first, end),
-            targets=self._values("targets", asked, first, end),
-            query_coords=extra.get("query_coords"),
-            query_values=extra.get("query_features"),
-            weights=extra.get("weights"),
-            query_weights=extra.get("query_weights"),
+            inputs=self._values(self.names["inputs"], places, first, end),
+            targets=self._values(self.names["targets"], asked, first, end),
+            query_coords=elsewhere,
+            query_values=self._values(("query_features",), asked, first, end) if known else None,
+            **{name: self._weights(name, first, end) for name in ("weights", "query_weights") if name in self.extra},
         )
 
     def _places(self, names: Sequence[str], first: int, end: int) -> Any:
         """The points of all samples, or a list; several names are the axes."""
-        content, shapes = self.content, [self.content.shapes[name] for name in names]
-        shared = len(shapes[0]) <= 2 if len(names) == 1 else all(map(_is_vector, shapes))
-        if content.samples is None and shared:
+        content = self.content
+        if content.samples is None and self._are_shared(names):
             return _side_by_side([content.whole(name) for name in names])
         columns = [content.column(name, first, end) for name in names]
         return [_side_by_side(axes) for axes in zip(*columns, strict=True)]
 
-    def _extra(self, name: str, first: int, end: int) -> Any:
-        if name == "query_coords":
-            return self._places((name,), first, end)
-        if name == "query_features":
-            return self.content.column(name, first, end)
+    def _are_shared(self, names: Sequence[str]) -> bool:
+        """Whether all samples have the points of these arrays, in a file with an axis of samples."""
+        shapes, count = [self.content.shapes[name] for name in names], self._count()
+        if len(shapes) > 1:
+            return all(map(_is_vector, shapes))
+        shape = shapes[0]
+        if len(shape) != 2 or _is_vector(shape):
+            return len(shape) < 3
+        if shape[0] == count and _has_axes_first(shape):
+            raise InputError(
+                f"`{names[0]}` of {self.path} of shape (points, dim)",
+                f"{shape}, which may be {count} axes of space or points on a line for each of the {count} samples",
+                f"Transpose it, or name one array for each axis: --coords {','.join('xyz'[:count])}",
+            )
+        return not (shape[0] == count and shape[1] > MOST_AXES)
+
+    def _weights(self, name: str, first: int, end: int) -> Any:
         if self.content.samples is None and _is_vector(self.content.shapes[name]):
             return self.content.whole(name).reshape(-1)  # weights that all samples share
         return [weights.reshape(-1) for weights in self.content.column(name, first, end)]
 
-    def _values(self, role: str, places: Any, first: int, end: int) -> list[np.ndarray]:
-        """(times, points, channels) of each sample."""
-        columns = [self.content.column(name, first, end) for name in self.names[role]]
+    def _column(self, name: str, first: int, end: int) -> list[np.ndarray]:
+        """An array of each sample, which is one number where those of all samples are a row."""
+        if self.content.samples is None and self.content.shapes[name] == (1, self._count()):
+            (row,) = self.content.column(name, 0, 1)
+            return list(row.reshape(-1, 1)[first:end])
+        return self.content.column(name, first, end)
+
+    def _values(self, names: Sequence[str], places: Any, first: int, end: int) -> list[np.ndarray]:
+        """(times, points, channels) of each sample, or less axes where there is one array."""
+        columns = [self._column(name, first, end) for name in names]
         counts = [len(place) for place in places] if isinstance(places, list) else [len(places)] * (end - first)
         return [
-            self._joined(role, parts, count) for parts, count in zip(zip(*columns, strict=True), counts, strict=True)
+            self._joined(names, parts, count) for parts, count in zip(zip(*columns, strict=True), counts, strict=True)
         ]
 
-    def _joined(self, role: str, parts: Sequence[np.ndarray], points: int) -> np.ndarray:
-        if len(parts) == 1 and parts[0].size > 1:
-            return parts[0]
-        # A single number stands for all points.
-        shaped = [np.full((points, 1), part.item()) if part.size == 1 else part for part in parts]
+    def _joined(self, names: Sequence[str], parts: Sequence[np.ndarray], points: int) -> np.ndarray:
+        shaped = [_at_points(part, points) for part in parts]
+        if len(shaped) == 1:
+            return shaped[0]
         shaped = [part[:, None] if part.ndim == 1 else part for part in shaped]
         shaped = [part[None] if part.ndim == 2 else part for part in shaped]
         times = max(part.shape[0] for part in shaped)
         shapes = {part.shape[-2] for part in shaped}
         if len(shapes) > 1 or any(part.ndim != 3 or part.shape[0] not in (1, times) for part in shaped):
-            said = ", ".join(f"`{n}` {part.shape}" for n, part in zip(self.names[role], parts, strict=True))
-            raise InputError(f"the same points and frames in the {role} of {self.path}", said)
+            said = ", ".join(f"`{n}` {part.shape}" for n, part in zip(names, parts, strict=True))
+            raise InputError(f"the same points and frames in each of these arrays of {self.path}", said)
         return np.concatenate([np.broadcast_to(part, (times, *part.shape[1:])) for part in shaped], -1)
 
-    def _channel_names(self, role: str) -> tuple[str, ...]:
+    def _channel_names(self, role: str, points: int) -> tuple[str, ...]:
         found: list[str] = []
         for name in self.names[role]:
-            (array,) = self.content.column(name, 0, 1)
+            array = _at_points(self._column(name, 0, 1)[0], points)
             count = array.shape[-1] if array.ndim > 1 else 1
             found += [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
         return tuple(found)
@@ -203,11 +230,25 @@ def _is_vector(shape: tuple[int, ...]) -> bool:
     return sum(n > 1 for n in shape) <= 1
 
 
+def _has_axes_first(shape: tuple[int, ...]) -> bool:
+    """Whether points can only have been put side by side, as in MATLAB's [x; y]: space has no more axes than three."""
+    return len(shape) > 1 and not _is_vector(shape) and shape[-2] <= MOST_AXES < shape[-1]
+
+
 def _side_by_side(axes: Sequence[np.ndarray]) -> np.ndarray:
     if len(axes) > 1:
         return np.stack([axis.reshape(-1) for axis in axes], -1)
     only = axes[0]
-    return only.reshape(-1) if _is_vector(only.shape) and only.size > 3 else only  # a row: points on a line
+    if _is_vector(only.shape) and only.size > MOST_AXES:
+        return only.reshape(-1)  # a row: points on a line
+    return only.T if only.ndim == 2 and _has_axes_first(only.shape) else only
+
+
+def _at_points(values: np.ndarray, points: int) -> np.ndarray:
+    """Values of a sample without what a file has to write otherwise: one number for all points, a row for a vector."""
+    if values.size == 1:
+        return np.full((points, 1), values.item())
+    return values.reshape(-1) if values.shape == (1, points) else values
 
 
 @contextmanager

@@ -137,6 +137,81 @@ def test_a_row_of_matlab_is_points_on_a_line(tmp_path):
     np.testing.assert_allclose(store[0].input.coords[:, 0], x, rtol=1e-6)
 
 
+def same_samples(store, expected):
+    for ours, theirs in zip(PointDataset(store), expected, strict=True):
+        assert torch.equal(ours.input.coords, theirs.input.coords)
+        assert torch.equal(ours.input.values, theirs.input.values)
+        assert torch.equal(ours.query.values, theirs.query.values)
+        assert torch.equal(ours.target, theirs.target)
+
+
+@pytest.mark.parametrize("write", [write_matlab_5, write_matlab_73])
+def test_rows_of_matlab_are_vectors_in_a_file_for_each_sample(tmp_path, write):
+    """x, y, load and stress as 1 x N, a number as 1 x 1: the samples that columns and numbers of Python give."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    x, y, load, known, stress = (RANDOM.random((SAMPLES, POINTS)) for _ in range(5))
+    mach = RANDOM.random(SAMPLES)
+    for i in range(SAMPLES):
+        rows = {"x": x, "y": y, "load": load, "query_features": known, "stress": stress, "mach": mach[:, None]}
+        write(folder / f"{i}.mat", {name: array[i : i + 1] for name, array in rows.items()})
+    choices = {"coords": ("x", "y"), "inputs": ("load", "mach"), "targets": ("stress",)}
+    store = import_file(folder, tmp_path / "data", **choices)
+    assert (store.card.inputs, store.card.targets) == (("load", "mach"), ("stress",))
+    inputs = np.stack([load, np.broadcast_to(mach[:, None], load.shape)], -1)
+    expected = PointDataset.from_arrays(np.stack([x, y], -1), inputs, stress, query_values=known)
+    same_samples(store, expected)
+    alone = import_file(folder, tmp_path / "alone", **{**choices, "inputs": ("load",)})
+    assert alone.card.inputs == ("load",)
+    same_samples(alone, PointDataset.from_arrays(np.stack([x, y], -1), load, stress, query_values=known))
+
+
+@pytest.mark.parametrize("write", [write_matlab_5, write_matlab_73])
+def test_a_row_with_a_number_for_each_sample_is_a_column(tmp_path, write):
+    path = write(tmp_path / "a.mat", {**OTHER, "mach": OTHER["mach"][None]})
+    choices = {"kind": "arrays", "coords": ("x", "y"), "inputs": ("load", "mach"), "targets": ("p",)}
+    column = write_npz(tmp_path / "b.npz", OTHER)
+    store = import_file(path, tmp_path / "data", **choices)
+    assert store.card.inputs == ("load", "mach")
+    same_samples(store, import_file(column, tmp_path / "other", **choices))
+    uneven = write(tmp_path / "c.mat", {**OTHER, "mach": OTHER["mach"][None, :-1]})
+    with pytest.raises(InputError, match=r"as many samples .* 1 in `mach`.*a row or a column of them will do"):
+        import_file(uneven, tmp_path / "none", **choices)
+
+
+def test_points_with_a_row_for_each_axis_are_turned_and_it_is_said(tmp_path):
+    """MATLAB's [x; y] is 2 x N, which nothing else can be; in files for each sample too."""
+    path = write_matlab_5(tmp_path / "a.mat", {**KNOWN, "coords": KNOWN["coords"].T})
+    assert "`coords` has a row for each axis of space." in recognize(path).assumptions
+    expected = PointDataset.from_arrays(**KNOWN)
+    same_samples(import_file(path, tmp_path / "data"), expected)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for i in range(SAMPLES):
+        one = {"coords": KNOWN["coords"].T, "inputs": KNOWN["inputs"][i], "targets": KNOWN["targets"][i]}
+        write_matlab_5(folder / f"{i}.mat", one)
+    same_samples(import_file(folder, tmp_path / "other"), expected)
+
+
+def test_points_on_lines_of_their_own_need_no_third_axis(tmp_path):
+    """MATLAB drops a last axis of size one, and so a row for each sample is all that it can write."""
+    x, before, after = (RANDOM.random((SAMPLES, POINTS)) for _ in range(3))
+    path = write_matlab_5(tmp_path / "a.mat", {"x": x, "u": before, "v": after})
+    choices = {"coords": ("x",), "inputs": ("u",), "targets": ("v",)}
+    same_samples(import_file(path, tmp_path / "data", **choices), PointDataset.from_arrays(x[..., None], before, after))
+    two = write_matlab_5(tmp_path / "b.mat", {"x": x[:2], "u": before[:2], "v": after[:2]})
+    with pytest.raises(InputError, match=r"\(2, 9\), which may be 2 axes .* or points on a line .*--coords x,y"):
+        import_file(two, tmp_path / "none", **choices)
+
+
+def test_one_point_with_many_channels_stays_so(tmp_path):
+    """A row of as many numbers as there are points is a vector; at a single point it can only be channels."""
+    one = {"coords": RANDOM.random((1, 2)), "inputs": RANDOM.random((4, 1, 5)), "targets": RANDOM.random((4, 1, 5))}
+    store = import_file(write_npz(tmp_path / "a.npz", one), tmp_path / "data")
+    assert store.spec == Spec(2, 1, 5, 1, 5)
+    assert store.card.inputs == tuple(f"inputs_{k}" for k in range(5))
+
+
 def test_a_preview_lists_the_names_and_says_how_to_choose(tmp_path, capsys):
     path = write_npz(tmp_path / "mine.npz", OTHER)
     assert main(["import", str(path), "--out", str(tmp_path / "data")]) == 2
@@ -205,7 +280,7 @@ def test_train_needs_no_recipe_for_a_file_of_known_names(tmp_path, monkeypatch, 
     said = capsys.readouterr().err
     assert "Chosen from the data, where you do not say otherwise: 1,000 steps of 5, width 48, depth 2" in said
     assert "target    1 frame(s) of 2 channel(s): targets_0, targets_1" in said
-    assert main(["evaluate", "outputs/my", "--data", "my.h5", "--device", "cpu"]) == 0
+    assert main(["evaluate", "outputs/my", "--device", "cpu"]) == 0
     assert "test split, 1 samples" in capsys.readouterr().out
     assert main(["train"]) == 2
     assert "the name of a recipe, or --data" in capsys.readouterr().err
