@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_name
-from oformer.fields import Field, Spec, check_field, check_finite
+from oformer.fields import Field, Spec, check_field, check_finite, how_to_turn
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import AUTOCAST, Precision, products_in
@@ -150,7 +150,8 @@ class Predictor:
             raise InputError(
                 f"query points of shape (queries, {self.spec.dim})",
                 str(tuple(points.shape)),
-                f"This model lives in {self.spec.dim} dimension(s)",
+                (points.ndim in (2, 3) and how_to_turn("query_points.swapaxes(-1, -2)", points.shape))
+                or f"This model lives in {self.spec.dim} dimension(s)",
             )
         if field.coords.ndim == 3 and points.ndim == 2:
             points = points.unsqueeze(0)

@@ -281,3 +281,11 @@ def test_padding_may_lie_anywhere(predict, tiny_data):
     coords[-1] = 1000.0
     assert predict.operator.outside(Field(coords, known.values, weights).batched(), known.batched()) == []
     assert len(predict.operator.outside(Field(coords, known.values, known.weights).batched(), known.batched())) == 1
+
+
+def test_query_points_with_their_axes_swapped_are_answered_with_what_to_write(predict, tiny_data):
+    swapped = torch.linspace(0, 1, 7)[None]
+    with pytest.raises(InputError, match=r"looks transposed: give `query_points\.swapaxes\(-1, -2\)`") as refused:
+        predict(tiny_data[0].input, swapped)
+    assert "(7, 1)" in str(refused.value)
+    assert predict(tiny_data[0].input, swapped.swapaxes(-1, -2)).points == 7

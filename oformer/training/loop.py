@@ -1,8 +1,8 @@
 """The one training loop.
 
 A run is a folder: recipe.json, journal.jsonl, checkpoints/STEP/, and data.json where the data are a person's own.
-Everything random is a function of (seed, step) or is
-saved, so a run that was stopped and resumed equals one that was not, bit for bit on a CPU.
+Everything random is a function of (seed, step) or is saved, so a run that was stopped and resumed equals one that was
+not, bit for bit on a CPU.
 
 Several processes may run it together (docs/scaling.md). The state is the same on all ranks; the first one writes.
 """
