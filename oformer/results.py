@@ -24,7 +24,9 @@ BEGIN, END = "<!-- {}: written by `oformer zoo table` -->", "<!-- end of {} -->"
 
 def measured(row: Row, scores: Scores) -> float:
     """What a row of the paper measures, in its unit, from our scores."""
-    squares, near = scores.mean_squared_scaled, scores.momentum
+    near, squares = scores.momentum, None
+    if row.scale and len(scores.mean_squared) == len(row.scale):
+        squares = [error / scale**2 for error, scale in zip(scores.mean_squared, row.scale, strict=True)]
     if row.quantity == "relative L2":
         error = scores.error
     elif row.quantity == "squared error of potential" and squares is not None:

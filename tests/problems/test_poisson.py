@@ -9,6 +9,7 @@ import torch
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, collate
 from oformer.meshes.library import mesh_of
+from oformer.paper import LARGEST
 from oformer.problems.electrostatics import Electrostatics
 from oformer.problems.magnetostatics import Magnetostatics
 from oformer.problems.poisson import SHAPES, PoissonProblem, _domain, geometry_of
@@ -304,3 +305,15 @@ def test_impossible_states_are_refused():
             problem.solve({**state, **change})
     with pytest.raises(InputError, match="cells"):
         problem.solve({**state, "numbers": torch.ones(2, 3)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [Electrostatics, Magnetostatics])
+def test_the_largest_values_of_both_training_sets_are_those_that_the_tables_divide_by(problem):
+    largest = torch.zeros(3, dtype=torch.float64)
+    for randomized in (False, True):
+        chosen = problem(randomized=randomized)
+        for begin in range(0, chosen.train, 500):
+            for sample in chosen.solve(chosen.draw(range(begin, begin + 500), 0)):
+                largest = torch.maximum(largest, sample.target.double().abs().amax((0, 1)))
+    assert largest.tolist() == pytest.approx(LARGEST["electro" if problem is Electrostatics else "magneto"], rel=1e-5)
