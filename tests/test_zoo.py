@@ -548,7 +548,7 @@ def test_the_list_fits_into_a_hundred_columns(monkeypatch, capsys):
     assert main(["zoo", "list"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 100
-    assert "squared 0.028e-3" in shown
+    assert "squared 0.029e-3" in shown
     assert "102.07" not in shown
 
 
