@@ -101,6 +101,11 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(p for p in (run / "checkpoints").glob("[0-9]*") if (p / CONFIG).is_file())
 
 
+def run_of(checkpoint: Path) -> Path:
+    """The run that a checkpoint lies in; the folder itself where it lies in none."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The JSON of a checkpoint, refused where it is foreign or of a newer version."""
     if not (folder / CONFIG).is_file():

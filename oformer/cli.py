@@ -357,14 +357,14 @@ class Evaluate:
     def _samples(self, recipe: "Recipe", folder: Path, device: str) -> tuple["PointDataset", float | None]:
         """What to measure on, and the error that a card promises there."""
         from oformer.cards import CARD, read_card
+        from oformer.checkpoint import run_of
         from oformer.training.datasets import train_and_test
         from oformer.zoo import open_test_samples
 
         if self.data is None and self.split == "test" and (folder / CARD).is_file():
             expected = read_card(folder).expected(self.samples)
             return open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say), expected
-        run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
-        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
+        data = _data_of(recipe, self.data or _remembered(run_of(folder)), self.datasets, device)
         split = train_and_test(data, recipe)[self.split == "test"]
         return split if self.samples is None else split.subset(range(self.samples)), None
 

@@ -515,11 +515,16 @@ def test_the_paper_s_numbers_are_those_of_the_recipes():
     assert BY_SHARE["trained on all points"][1.0] == DROPPED_IN_TRAINING["ns2-full"][1]
 
 
+def physical_squares(*errors: float) -> list[float]:
+    """Squared errors of electrostatics in physical units, from those in the units of the paper's table."""
+    return [error * scale**2 for error, scale in zip(errors, LARGEST["electro"], strict=True)]
+
+
 def test_each_row_measures_what_the_paper_measures():
     scores = card_of(
         channels=3,
         error=0.5,
-        mean_squared=[error * scale**2 for error, scale in zip((2e-4, 1e-3, 3e-3), LARGEST["electro"], strict=True)],
+        mean_squared=physical_squares(2e-4, 1e-3, 3e-3),
         momentum=Momentum(rmse=12.0, relative=0.08, with_density=15.0),
     ).scores
     rows = {(row.recipe, row.quantity): row for row in ROWS}
@@ -536,7 +541,7 @@ def test_each_row_measures_what_the_paper_measures():
 def test_the_error_of_a_card_in_a_few_words_is_the_paper_s_quantity():
     assert headline(card_of("burgers-2048-plus", error=0.000674)) == "0.0674%"
     assert headline(card_of("of-my-own", error=0.25)) == "25.0000%"
-    physical = [error * scale**2 for error, scale in zip((3.7e-5, 2e-4, 4e-4), LARGEST["electro"], strict=True)]
+    physical = physical_squares(3.7e-5, 2e-4, 4e-4)
     squares = card_of("electro-aug", error=1.02, mean_squared=physical, mean_squared_scaled=[9.0] * 3)
     assert headline(squares) == "squared 0.037e-3, 0.300e-3"
     near = Momentum(rmse=12.0, relative=0.0817, with_density=15.469)

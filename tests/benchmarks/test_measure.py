@@ -1,6 +1,7 @@
 """What is measured is what is meant: counted products, batches of the right shape, every section on a tiny case."""
 
 import dataclasses
+import itertools
 import math
 
 import measure
@@ -86,13 +87,15 @@ def test_growth_ends_where_memory_does(monkeypatch):
 
 def test_a_longer_horizon_is_more_work():
     """Counted in products: on a busy machine the shorter one may take longer."""
-    work = []
-    for times in (1, 40):
-        with FlopCounterMode(display=False) as products:
-            found = list(measure.measure(case("horizon", sizes=(times,)), 0.0))
-        assert [(n["what"], n["times"]) for n in found] == [("horizon-predict", times), ("horizon-train", times)]
-        work.append(products.get_total_flops())
-    assert work[1] > 2 * work[0]
+    found, work = [], [0]
+    with FlopCounterMode(display=False) as products:
+        for numbers in measure.measure(case("horizon", sizes=(1, 40)), 0.0):
+            found.append((numbers["what"], numbers["times"]))
+            work.append(products.get_total_flops())
+    assert found == [(what, times) for what in ("horizon-predict", "horizon-train") for times in (1, 40)]
+    one, forty, trained_one, trained_forty = (after - before for before, after in itertools.pairwise(work))
+    assert forty > 2 * one
+    assert trained_forty > 2 * trained_one
 
 
 def test_a_mode_other_than_the_recipes_is_taken_from_the_case():
