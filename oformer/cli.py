@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union
 
 import tyro
 
@@ -730,12 +730,10 @@ class Serve:
                 "none",
                 f"Train one in minutes with `{_program()} demo`, then: `{_program()} serve outputs/demo/run`",
             )
-        ended = serve(
+        serve(
             sources, host=self.host, port=self.port, name=self.name, device=_device(self.device), browse=self.open,
             say=say,
         )  # fmt: skip
-        if not ended:
-            os._exit(0)  # a solver is still at work, and would crash in a Python that tidies up around it
         return 0
 
 
@@ -776,16 +774,17 @@ def _said_by_first_rank() -> Iterator[None]:
         yield
 
 
-def program() -> int:
-    """The command line as a program of its own."""
+def program() -> NoReturn:
+    """The command line as a program of its own, which ends where its command does.
+
+    All is written and closed then. Threads of torch, or a solver that cannot be interrupted, may outlive what they work
+    on while the interpreter tidies up: that aborts a program now and then, and what was done would look like a failure.
+    """
     code = main()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        # All is written and closed. While the interpreter ends, threads of torch may outlive their owner, which aborts
-        # a rank now and then, and with it a job that was done.
+    with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
-    return code
+    os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -459,7 +459,7 @@ def serve(
     device: str | None = None,
     browse: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> bool:
+) -> None:
     """Serve trained operators until Ctrl-C or a request to end.
 
     Args:
@@ -469,10 +469,7 @@ def serve(
         name: a host name besides localhost under which people reach it.
         device: of the operators; by default a GPU if there is one.
         browse: open the page in a browser.
-        say: told where it listens, and when it ends.
-
-    Returns:
-        Whether all work has ended, as `Server.stop` says.
+        say: told where it listens, and when it ends. A solver that is at work then goes on: it cannot be interrupted.
     """
     service = Service(named([Predictor(source, device, warn=False) for source in sources]))
     service.count()
@@ -485,7 +482,7 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt), _ends_like_an_interrupt():
         server.serve_forever(poll_interval=0.2)
     say("Stopping; what is being answered is finished first.")
-    return server.stop()
+    server.stop()
 
 
 @contextlib.contextmanager
