@@ -242,15 +242,29 @@ class Attention(nn.Module):
         source: Float[Tensor, "batch points width"] | None = None,
         source_coords: Float[Tensor, "batch points dim"] | None = None,
         source_weights: Float[Tensor, "batch points"] | None = None,
+        residual: bool = False,
     ) -> Float[Tensor, "batch queries width"]:
-        """Attend from `x` to `source`, or to `x` itself where no source is given."""
+        """Attend from `x` to `source`, or to `x` itself where no source is given; with a residual, x is added."""
+        if source is None and self._sums_on_chip(x, weights):
+            return self._attended_on_chip(x, coords, weights, residual)
+        answer = self._attended(x, coords, weights, source, source_coords, source_weights)
+        return x + answer if residual else answer
+
+    def _attended(
+        self,
+        x: Float[Tensor, "batch queries width"],
+        coords: Float[Tensor, "batch queries dim"],
+        weights: Float[Tensor, "batch queries"],
+        source: Float[Tensor, "batch points width"] | None,
+        source_coords: Float[Tensor, "batch points dim"] | None,
+        source_weights: Float[Tensor, "batch points"] | None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """The answer alone, where the points do not meet their sums in one kernel."""
         itself = source is None
         if source is None or source_coords is None or source_weights is None:
             source, source_coords, source_weights = x, coords, weights
         kind = KINDS[self.kind]
         of_source = ("k", "v") if kind.forms_values else ("k",)
-        if itself and self._sums_on_chip(x, weights):
-            return answered(self, self._attended_on_chip(x, coords, weights))
         if itself:
             q, *others = self._project(("q", *of_source), x, coords, weights)
         else:
@@ -363,15 +377,26 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch points width"],
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
+        residual: bool,
     ) -> Float[Tensor, "batch points width"]:
-        """What points read from the sums over themselves, but for the bias of the projection of the heads."""
+        """What points read from the sums over themselves; a residual is added in the kernel that reads."""
         from oformer.nn.attention_lookup_kernels import looked_up
 
         kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
-        x, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
-        (sums,) = self._summed_on_chip(x, matrix, (self._part("k"), self._part("v")), tables, weights)
+        rounded, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
+        (sums,) = self._summed_on_chip(rounded, matrix, (self._part("k"), self._part("v")), tables, weights)
         seen = joined(self, over_points(sums)).to(kind)
-        return looked_up(x, self.q.weight.to(kind), *_once(tables), seen, self._axes)
+        operands = rounded, self.q.weight.to(kind), *_once(tables), seen, self._axes
+        if not residual:
+            return answered(self, looked_up(*operands))
+        if isinstance(self.out, nn.Identity):
+            return looked_up(*operands, x.to(torch.promote_types(x.dtype, kind)))
+        bias, dropout = self.out.get_parameter("0.bias"), self.out[1]
+        share = dropout.p if dropout.training else 0.0
+        if share == 1:  # nothing to scale up by
+            return x + answered(self, looked_up(*operands))
+        seed = torch.randint(2**62, (1,), device=x.device) if share else None
+        return looked_up(*operands, x.to(torch.promote_types(x.dtype, bias.dtype)), bias, seed, share)
 
     @property
     def _axes(self) -> int:

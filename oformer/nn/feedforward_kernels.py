@@ -12,10 +12,6 @@ of products are rounded to one type; everything else inside is float32.
 The plain twin is `GatedGELU` with the norm before it; tests hold the two equal. A program takes some points. Tiles have
 to be powers of two, and widths seldom are, so the channels of a point are a tuple of tiles. Hidden channels come tile
 by tile, each with its rows and columns of the matrices.
-
-Dropout follows from a seed on the device, so that a recorded step draws afresh whenever it runs, and from the numbers
-of point and channel, so that the way back drops the same. Each point has a sequence of its own (SplitMix; Steele, Lea
-and Flood, 2014) with the hash of MurmurHash3: Philox for each channel would take several times longer than the memory.
 """
 
 import torch
@@ -23,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.dropout_kernels import dropped, sequences
 from oformer.nn.partial_sums import added_up
 
 _ROWS = 64  # points of a program: as many as four warps multiply at once
@@ -279,33 +276,6 @@ def _hidden(r, rows, bias, unit, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _mixed(z):
-    """A hash whose high bits depend on all bits; with `z ^ (z >> 16)` afterwards so do the others."""
-    z = (z ^ (z >> 16)) * 0x85EBCA6B
-    return (z ^ (z >> 13)) * 0xC2B2AE35
-
-
-@triton.jit
-def _start(seed, point, DROPOUT: tl.constexpr):
-    """Where the sequence of each point begins."""
-    start = point.to(tl.uint32)
-    if DROPOUT > 0:
-        key = tl.load(seed)
-        start = _mixed(start * 0x9E3779B9 + key.to(tl.uint32))
-        start = _mixed((start ^ (start >> 16)) + (key >> 32).to(tl.uint32))
-    return start[:, None]
-
-
-@triton.jit
-def _dropped(values, start, number, DROPOUT: tl.constexpr):
-    """Zero where the sequence is low, and scaled up elsewhere; each column has its number in the sequence."""
-    if DROPOUT > 0:
-        z = _mixed(start + (number.to(tl.uint32) * 0x9E3779B9)[None, :])
-        values = tl.where(z < int(DROPOUT * 4294967296), 0.0, values * (1.0 / (1.0 - DROPOUT)))
-    return values
-
-
-@triton.jit
 def gelu(x, EXACT: tl.constexpr):
     """GELU and its slope."""
     if EXACT:
@@ -342,7 +312,7 @@ def _forward(
     """The results of some points."""
     WIDTH: tl.constexpr = PARTS * TILE
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
+    there, start = (point < points)[:, None], sequences(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
     x, y = x + begin, y + begin
     r = _residual(x, gain, shift, there, NORM, EPSILON, ROWS, PARTS, TILE)[0]
@@ -354,7 +324,7 @@ def _forward(
         unit = _channels(hidden, TILE)
         u = _hidden(left, _rows(gate, unit, PARTS, TILE), gate_bias, unit, PARTS)
         g = _hidden(left, _rows(gate, WIDTH + unit, PARTS, TILE), gate_bias, WIDTH + unit, PARTS)
-        a = _dropped(gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
+        a = dropped(gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
         more = ()
         for part in tl.static_range(PARTS):
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
@@ -362,7 +332,7 @@ def _forward(
         total = more
     for part in tl.static_range(PARTS):
         channel = _channels(part, TILE)
-        added = _dropped(total[part] + _vector(out_bias, channel), start, WIDTH + channel, DROPOUT)
+        added = dropped(total[part] + _vector(out_bias, channel), start, WIDTH + channel, DROPOUT)
         _write(y, channel, there, r[part] + added, ROWS, WIDTH)
 
 
@@ -377,7 +347,7 @@ def _backward(
     WIDTH: tl.constexpr = PARTS * TILE
     factor: tl.constexpr = gate.dtype.element_ty
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
+    there, start = (point < points)[:, None], sequences(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
     x, gradient, of_x, of_hidden = x + begin, gradient + begin, of_x + begin, of_hidden + 2 * begin
     into_gate, into_out, of_sum = into_gate + begin, into_out + begin, of_sum + begin
@@ -387,7 +357,7 @@ def _backward(
     total = _read(gradient, there, ROWS, PARTS, TILE)  # of r: along the residual, and through the network
     d = ()
     for part in tl.static_range(PARTS):
-        d += (_dropped(total[part], start, WIDTH + _channels(part, TILE), DROPOUT),)
+        d += (dropped(total[part], start, WIDTH + _channels(part, TILE), DROPOUT),)
     left, right = _factors(r, there, factor, PARTS), _factors(d, there, factor, PARTS)
     for part in tl.static_range(PARTS):
         channel = _channels(part, TILE)
@@ -406,10 +376,10 @@ def _backward(
         for part in tl.static_range(PARTS):
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
             of_a = tl.dot(right[part], w, of_a, input_precision="tf32")
-        of_a = _dropped(of_a, start, unit, DROPOUT)
+        of_a = dropped(of_a, start, unit, DROPOUT)
         bent, slope = gelu(u, EXACT)
         of_u, of_g = (of_a * g * slope).to(factor), (of_a * bent).to(factor)
-        _write(into_out, unit, there, _dropped(bent * g, start, unit, DROPOUT), ROWS, WIDTH)
+        _write(into_out, unit, there, dropped(bent * g, start, unit, DROPOUT), ROWS, WIDTH)
         _write(of_hidden, unit, there, of_u, ROWS, 2 * WIDTH)
         _write(of_hidden, WIDTH + unit, there, of_g, ROWS, 2 * WIDTH)
         _add_up(sums, unit, of_u, ROWS)
