@@ -386,17 +386,17 @@ class Attention(nn.Module):
         rounded, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
         (sums,) = self._summed_on_chip(rounded, matrix, (self._part("k"), self._part("v")), tables, weights)
         seen = joined(self, over_points(sums)).to(kind)
-        operands = rounded, self.q.weight.to(kind), *_once(tables), seen, self._axes
+        read = functools.partial(looked_up, rounded, self.q.weight.to(kind), *_once(tables), seen, self._axes)
         if not residual:
-            return answered(self, looked_up(*operands))
+            return answered(self, read())
         if isinstance(self.out, nn.Identity):
-            return looked_up(*operands, x.to(torch.promote_types(x.dtype, kind)))
+            return read(x.to(torch.promote_types(x.dtype, kind)))
         bias, dropout = self.out.get_parameter("0.bias"), self.out[1]
         share = dropout.p if dropout.training else 0.0
         if share == 1:  # nothing to scale up by
-            return x + answered(self, looked_up(*operands))
+            return x + answered(self, read())
         seed = torch.randint(2**62, (1,), device=x.device) if share else None
-        return looked_up(*operands, x.to(torch.promote_types(x.dtype, bias.dtype)), bias, seed, share)
+        return read(x.to(torch.promote_types(x.dtype, bias.dtype)), bias, seed, share)
 
     @property
     def _axes(self) -> int:
