@@ -106,8 +106,8 @@ def looked_up(
         dropout: the share of channels that are dropped, less than one.
     """
     # Inside of the function nobody could say whether a gradient will be asked for.
-    keep = torch.is_grad_enabled()
-    return _LookedUp.apply(x, matrix, cos, sin, seen, residual, bias, seed, dropout, dim, keep)  # pyright: ignore[reportReturnType]
+    operands = x, matrix, cos, sin, seen, residual, bias, seed, dropout, dim, torch.is_grad_enabled()
+    return _LookedUp.apply(*operands)  # pyright: ignore[reportReturnType]
 
 
 @torch.library.custom_op("oformer::answers", mutates_args=())
