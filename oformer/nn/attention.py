@@ -243,10 +243,15 @@ class Attention(nn.Module):
         source_coords: Float[Tensor, "batch points dim"] | None = None,
         source_weights: Float[Tensor, "batch points"] | None = None,
         residual: bool = False,
+        norm: nn.Module | None = None,
     ) -> Float[Tensor, "batch queries width"]:
-        """Attend from `x` to `source`, or to `x` itself where no source is given; with a residual, x is added."""
+        """Attend from `x` to `source`, or to `x` itself where no source is given.
+
+        Where a norm is given, x goes through it first; with a residual, that is added in the end.
+        """
         if source is None and self._sums_on_chip(x, weights):
-            return self._attended_on_chip(x, coords, weights, residual)
+            return self._attended_on_chip(x, coords, weights, residual, norm)
+        x = x if norm is None else norm(x)
         answer = self._attended(x, coords, weights, source, source_coords, source_weights)
         return x + answer if residual else answer
 
@@ -378,15 +383,22 @@ class Attention(nn.Module):
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
         residual: bool,
+        norm: nn.Module | None,
     ) -> Float[Tensor, "batch points width"]:
         """What points read from the sums over themselves; a residual is added in the kernel that reads."""
         from oformer.nn.attention_lookup_kernels import looked_up
+        from oformer.nn.norm_kernels import normalized
 
         kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
-        rounded, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
-        (sums,) = self._summed_on_chip(rounded, matrix, (self._part("k"), self._part("v")), tables, weights)
-        seen = joined(self, over_points(sums)).to(kind)
-        read = functools.partial(looked_up, rounded, self.q.weight.to(kind), *_once(tables), seen, self._axes)
+        if isinstance(norm, nn.LayerNorm) and x.dtype == torch.float32:
+            x, summing, asking = normalized(x, norm.weight, norm.bias, norm.eps, kind)
+        else:
+            x = x if norm is None else norm(x)
+            summing = asking = x.to(kind)
+        matrix = torch.cat([self.k.weight, self.v.weight]).to(kind)
+        (sums,) = self._summed_on_chip(summing, matrix, (self._part("k"), self._part("v")), tables, weights)
+        seen = joined(self, over_points(sums).to(x.dtype)).to(kind)
+        read = functools.partial(looked_up, asking, self.q.weight.to(kind), *_once(tables), seen, self._axes)
         if not residual:
             return answered(self, read())
         if isinstance(self.out, nn.Identity):
