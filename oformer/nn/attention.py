@@ -9,7 +9,9 @@ authors say that the paper's runs normalized over points with detached statistic
 
 What happens to each point before the products is done on a GPU in one kernel (`attention_kernels.py`), where there is
 one for the options chosen: norm, turn and weight, and the projection too where heads are not too wide. Where values are
-formed, the sum over points is then taken on the chip as well (`attention_sums_kernels.py`).
+formed, the sum over points is then taken on the chip as well (`attention_sums_kernels.py`). There self-attention is the
+first half of a block in three kernels: its norm (`norm_kernels.py`), that sum, and what points read from it, with the
+residual (`attention_lookup_kernels.py`).
 """
 
 import functools
