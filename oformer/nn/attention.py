@@ -9,7 +9,9 @@ authors say that the paper's runs normalized over points with detached statistic
 
 What happens to each point before the products is done on a GPU in one kernel (`attention_kernels.py`), where there is
 one for the options chosen: norm, turn and weight, and the projection too where heads are not too wide. Where values are
-formed, the sum over points is then taken on the chip as well (`attention_sums_kernels.py`).
+formed, the sum over points is then taken on the chip as well (`attention_sums_kernels.py`). There self-attention is the
+first half of a block in three kernels: its norm (`norm_kernels.py`), that sum, and what points read from it, with the
+residual (`attention_lookup_kernels.py`).
 """
 
 import functools
@@ -242,15 +244,34 @@ class Attention(nn.Module):
         source: Float[Tensor, "batch points width"] | None = None,
         source_coords: Float[Tensor, "batch points dim"] | None = None,
         source_weights: Float[Tensor, "batch points"] | None = None,
+        residual: bool = False,
+        norm: nn.Module | None = None,
     ) -> Float[Tensor, "batch queries width"]:
-        """Attend from `x` to `source`, or to `x` itself where no source is given."""
+        """Attend from `x` to `source`, or to `x` itself where no source is given.
+
+        Where a norm is given, x goes through it first; with a residual, that is added in the end.
+        """
+        if source is None and self._sums_on_chip(x, weights):
+            return self._attended_on_chip(x, coords, weights, residual, norm)
+        x = x if norm is None else norm(x)
+        answer = self._attended(x, coords, weights, source, source_coords, source_weights)
+        return x + answer if residual else answer
+
+    def _attended(
+        self,
+        x: Float[Tensor, "batch queries width"],
+        coords: Float[Tensor, "batch queries dim"],
+        weights: Float[Tensor, "batch queries"],
+        source: Float[Tensor, "batch points width"] | None,
+        source_coords: Float[Tensor, "batch points dim"] | None,
+        source_weights: Float[Tensor, "batch points"] | None,
+    ) -> Float[Tensor, "batch queries width"]:
+        """The answer alone, where the points do not meet their sums in one kernel."""
         itself = source is None
         if source is None or source_coords is None or source_weights is None:
             source, source_coords, source_weights = x, coords, weights
         kind = KINDS[self.kind]
         of_source = ("k", "v") if kind.forms_values else ("k",)
-        if itself and self._sums_on_chip(x, weights):
-            return answered(self, self._attended_on_chip(x, coords, weights))
         if itself:
             q, *others = self._project(("q", *of_source), x, coords, weights)
         else:
@@ -363,15 +384,33 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch points width"],
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
+        residual: bool,
+        norm: nn.Module | None,
     ) -> Float[Tensor, "batch points width"]:
-        """What points read from the sums over themselves, but for the bias of the projection of the heads."""
+        """What points read from the sums over themselves; a residual is added in the kernel that reads."""
         from oformer.nn.attention_lookup_kernels import looked_up
+        from oformer.nn.norm_kernels import normalized
 
         kind, tables = type_of_products(x), None if self.rotary is None else self.rotary.tables(coords)
-        x, matrix = x.to(kind), torch.cat([self.k.weight, self.v.weight]).to(kind)
-        (sums,) = self._summed_on_chip(x, matrix, (self._part("k"), self._part("v")), tables, weights)
-        seen = joined(self, over_points(sums)).to(kind)
-        return looked_up(x, self.q.weight.to(kind), *_once(tables), seen, self._axes)
+        if isinstance(norm, nn.LayerNorm) and x.dtype == torch.float32:
+            x, summing, asking = normalized(x, norm.weight, norm.bias, norm.eps, kind)
+        else:
+            x = x if norm is None else norm(x)
+            summing = asking = x.to(kind)
+        matrix = torch.cat([self.k.weight, self.v.weight]).to(kind)
+        (sums,) = self._summed_on_chip(summing, matrix, (self._part("k"), self._part("v")), tables, weights)
+        seen = joined(self, over_points(sums).to(x.dtype)).to(kind)
+        read = functools.partial(looked_up, asking, self.q.weight.to(kind), *_once(tables), seen, self._axes)
+        if not residual:
+            return answered(self, read())
+        if isinstance(self.out, nn.Identity):
+            return read(x.to(torch.promote_types(x.dtype, kind)))
+        bias, dropout = self.out.get_parameter("0.bias"), self.out[1]
+        share = dropout.p if dropout.training else 0.0
+        if share == 1:  # nothing to scale up by
+            return x + answered(self, read())
+        seed = torch.randint(2**62, (1,), device=x.device) if share else None
+        return read(x.to(torch.promote_types(x.dtype, bias.dtype)), bias, seed, share)
 
     @property
     def _axes(self) -> int:

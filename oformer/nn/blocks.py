@@ -45,8 +45,7 @@ class SelfAttentionBlock(nn.Module):
         weights: Float[Tensor, "batch points"],
     ) -> Float[Tensor, "batch points width"]:
         """Let the points talk to each other once."""
-        x = self.norms[0](x)
-        x = x + self.attention(x, coords, weights)
+        x = self.attention(x, coords, weights, residual=True, norm=self.norms[0])
         return feed_forward(x, self.norms[1], self.feedforward)
 
 

@@ -5,17 +5,13 @@ For each point, with x its channels, W and b the matrices and biases of `GatedGE
     r = gain (x - mean x) / sqrt(var x + epsilon) + shift,   or r = x where there is no norm,
     (u, g) = W1 r + b1,   a = D1(gelu(u) g),   y = r + D2(W2 a + b2)
 
-The way there reads x, writes y, and keeps nothing else. The way back computes all of this again from x, and writes the
-gradient of x and beside it the factors of the gradients of the matrices, which the vendor's library multiplies. Factors
-of products are rounded to one type; everything else inside is float32.
+The way there reads x, writes y, and keeps only the rounded matrices beside x. The way back computes all of this again
+from x, and writes the gradient of x and beside it the factors of the gradients of the matrices, which the vendor's
+library multiplies. Factors of products are rounded to one type; everything else inside is float32.
 
 The plain twin is `GatedGELU` with the norm before it; tests hold the two equal. A program takes some points. Tiles have
 to be powers of two, and widths seldom are, so the channels of a point are a tuple of tiles. Hidden channels come tile
 by tile, each with its rows and columns of the matrices.
-
-Dropout follows from a seed on the device, so that a recorded step draws afresh whenever it runs, and from the numbers
-of point and channel, so that the way back drops the same. Each point has a sequence of its own (SplitMix; Steele, Lea
-and Flood, 2014) with the hash of MurmurHash3: Philox for each channel would take several times longer than the memory.
 """
 
 import torch
@@ -23,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.nn.dropout_kernels import dropped, sequences
 from oformer.nn.partial_sums import added_up
 
 _ROWS = 64  # points of a program: as many as four warps multiply at once
@@ -34,7 +31,6 @@ def supported(device: torch.device, width: int) -> bool:
     return width % 16 == 0 and width <= 128 and torch.cuda.get_device_capability(device)[0] == 9
 
 
-@torch.library.custom_op("oformer::gated_residual", mutates_args=())
 def gated_residual(
     x: Tensor,
     gain: Tensor | None,
@@ -63,16 +59,40 @@ def gated_residual(
         epsilon: added to the variance.
         dtype: what the factors of products are rounded to. Products of float32 are those of TF32.
     """
-    y = _like(x)
-    tensors, settings, grid = _launch(x.contiguous(), gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype)
-    with torch.cuda.device_of(x):  # Triton starts kernels on the current device
-        _forward[grid](*tensors, out_bias, y, **settings, num_stages=2)
+    y, _ = gated_residual_there(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype)
     return y
 
 
-@gated_residual.register_fake
-def _(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype) -> Tensor:
-    return _like(x)
+@torch.library.custom_op("oformer::gated_residual", mutates_args=())
+def gated_residual_there(
+    x: Tensor,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    gate: Tensor,
+    gate_bias: Tensor,
+    out: Tensor,
+    out_bias: Tensor,
+    seed: Tensor | None,
+    dropout: float,
+    epsilon: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The result of `gated_residual`, and W1 above W2 as rounded for both ways, empty where they are of the type."""
+    y, rounded = _empty_results(x, gate, dtype)
+    factors = gate, out
+    if len(rounded):
+        factors = rounded.split((len(gate), len(out)))
+        for factor, matrix in zip(factors, (gate, out), strict=True):
+            factor.copy_(matrix)
+    tensors, settings, grid = _launch(x.contiguous(), gain, shift, *factors, gate_bias, seed, dropout, epsilon)
+    with torch.cuda.device_of(x):  # Triton starts kernels on the current device
+        _forward[grid](*tensors, out_bias, y, **settings, num_stages=2)
+    return y, rounded
+
+
+@gated_residual_there.register_fake
+def _(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype) -> tuple[Tensor, Tensor]:
+    return _empty_results(x, gate, dtype)
 
 
 @torch.library.custom_op("oformer::gated_residual_back", mutates_args=())
@@ -87,17 +107,20 @@ def gated_residual_back(
     seed: Tensor | None,
     dropout: float,
     epsilon: float,
-    dtype: torch.dtype,
+    exact: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, of W1 and of W2, and in rows of float32 those of b1 (two rows), b2, gain and shift.
 
     Args:
         gradient: of the result of `gated_residual`.
         x: as there, like all that follows.
+        gate: as there, but rounded already.
+        out: likewise.
+        exact: the type of the matrices before, and of their gradients.
     """
-    gradient, x, width = gradient.contiguous(), x.contiguous(), x.shape[-1]
-    of_x, _, _, of_rows = _empty_gradients(x, gain, gate, out)
-    tensors, settings, grid = _launch(x, gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype)
+    gradient, x, width, dtype = gradient.contiguous(), x.contiguous(), x.shape[-1], gate.dtype
+    of_x, _, _, of_rows = _empty_gradients(x, gain, gate, out, exact)
+    tensors, settings, grid = _launch(x, gain, shift, gate, out, gate_bias, seed, dropout, epsilon)
 
     def factor(width: int) -> Tensor:
         return x.new_empty(x.shape[:-1].numel(), width, dtype=dtype)
@@ -111,42 +134,54 @@ def gated_residual_back(
     with torch.cuda.device_of(x):
         # Of float32, two programs find room where matrices are not fetched ahead.
         _backward[grid](*tensors, *written, **settings, num_stages=1 if dtype == torch.float32 else 2)
-    return of_x, _product(of_hidden, into_gate).to(gate.dtype), _product(of_sum, into_out).to(out.dtype), added_up(sums)
+    return of_x, _product(of_hidden, into_gate).to(exact), _product(of_sum, into_out).to(exact), added_up(sums)
 
 
 @gated_residual_back.register_fake
 def _(
-    gradient, x, gain, shift, gate, gate_bias, out, seed, dropout, epsilon, dtype
+    gradient, x, gain, shift, gate, gate_bias, out, seed, dropout, epsilon, exact
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(x, gain, gate, out)
+    return _empty_gradients(x, gain, gate, out, exact)
 
 
 def _keep(ctx, inputs, output) -> None:
-    x, gain, shift, gate, gate_bias, out, _, seed, *settings = inputs
-    ctx.save_for_backward(x, gain, shift, gate, gate_bias, out, seed)
-    ctx.settings = settings
+    x, gain, shift, gate, gate_bias, out, _, seed, dropout, epsilon, _ = inputs
+    rounded = output[1]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(rounded)
+    ctx.save_for_backward(x, gain, shift, gate_bias, seed, *((rounded,) if len(rounded) else (gate, out)))
+    ctx.settings = dropout, epsilon, gate.dtype
 
 
-def _back(ctx, gradient):
-    saved = ctx.saved_tensors  # asked for once, or else recomputation fails
-    of_x, of_gate, of_out, rows = gated_residual_back(gradient, *saved, *ctx.settings)
+def _back(ctx, gradient, _):
+    x, gain, shift, gate_bias, seed, *matrices = ctx.saved_tensors  # asked for once, or else recomputation fails
+    width = x.shape[-1]
+    gate, out = matrices if len(matrices) == 2 else matrices[0].split((2 * width, width))
+    of_x, of_gate, of_out, rows = gated_residual_back(
+        gradient, x, gain, shift, gate, gate_bias, out, seed, *ctx.settings
+    )
     rows = rows.to(of_gate.dtype)
     of_gain, of_shift = (None, None) if len(rows) == 3 else rows[3:]
-    return of_x, of_gain, of_shift, of_gate, rows[:2].flatten(), of_out, rows[2], *[None] * (1 + len(ctx.settings))
+    return of_x, of_gain, of_shift, of_gate, rows[:2].flatten(), of_out, rows[2], None, None, None, None
 
 
-gated_residual.register_autograd(_back, setup_context=_keep)
+gated_residual_there.register_autograd(_back, setup_context=_keep)
 
 
 def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _empty_results(x: Tensor, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    return _like(x), gate.new_empty((0 if gate.dtype == dtype else 3 * width, width), dtype=dtype)
+
+
 def _empty_gradients(
-    x: Tensor, gain: Tensor | None, gate: Tensor, out: Tensor
+    x: Tensor, gain: Tensor | None, gate: Tensor, out: Tensor, exact: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = x.new_empty(3 if gain is None else 5, x.shape[-1], dtype=torch.float32)
-    return _like(x), _like(gate), _like(out), rows
+    return _like(x), gate.new_empty(gate.shape, dtype=exact), out.new_empty(out.shape, dtype=exact), rows
 
 
 def _product(of_result: Tensor, into: Tensor) -> Tensor:
@@ -162,19 +197,18 @@ def _launch(
     gain: Tensor | None,
     shift: Tensor | None,
     gate: Tensor,
-    gate_bias: Tensor,
     out: Tensor,
+    gate_bias: Tensor,
     seed: Tensor | None,
     dropout: float,
     epsilon: float,
-    dtype: torch.dtype,
 ) -> tuple[list, dict, tuple[int]]:
     """What both kernels take first, what they are compiled for, and how many programs there are."""
-    width = x.shape[-1]
+    width, dtype = x.shape[-1], gate.dtype
     points, tile = x.shape[:-1].numel(), min(width & -width, _TILE)
     tensors = [
         x, x if gain is None else gain, x if shift is None else shift,  # or else not looked at
-        gate.to(dtype).contiguous(), gate_bias, out.to(dtype).contiguous(), x if seed is None else seed, points,
+        gate.contiguous(), gate_bias, out.contiguous(), x if seed is None else seed, points,
     ]  # fmt: skip
     settings = {
         "NORM": gain is not None, "EPSILON": epsilon, "DROPOUT": 0.0 if seed is None else dropout,
@@ -279,33 +313,6 @@ def _hidden(r, rows, bias, unit, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _mixed(z):
-    """A hash whose high bits depend on all bits; with `z ^ (z >> 16)` afterwards so do the others."""
-    z = (z ^ (z >> 16)) * 0x85EBCA6B
-    return (z ^ (z >> 13)) * 0xC2B2AE35
-
-
-@triton.jit
-def _start(seed, point, DROPOUT: tl.constexpr):
-    """Where the sequence of each point begins."""
-    start = point.to(tl.uint32)
-    if DROPOUT > 0:
-        key = tl.load(seed)
-        start = _mixed(start * 0x9E3779B9 + key.to(tl.uint32))
-        start = _mixed((start ^ (start >> 16)) + (key >> 32).to(tl.uint32))
-    return start[:, None]
-
-
-@triton.jit
-def _dropped(values, start, number, DROPOUT: tl.constexpr):
-    """Zero where the sequence is low, and scaled up elsewhere; each column has its number in the sequence."""
-    if DROPOUT > 0:
-        z = _mixed(start + (number.to(tl.uint32) * 0x9E3779B9)[None, :])
-        values = tl.where(z < int(DROPOUT * 4294967296), 0.0, values * (1.0 / (1.0 - DROPOUT)))
-    return values
-
-
-@triton.jit
 def gelu(x, EXACT: tl.constexpr):
     """GELU and its slope."""
     if EXACT:
@@ -342,7 +349,7 @@ def _forward(
     """The results of some points."""
     WIDTH: tl.constexpr = PARTS * TILE
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
+    there, start = (point < points)[:, None], sequences(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
     x, y = x + begin, y + begin
     r = _residual(x, gain, shift, there, NORM, EPSILON, ROWS, PARTS, TILE)[0]
@@ -354,7 +361,7 @@ def _forward(
         unit = _channels(hidden, TILE)
         u = _hidden(left, _rows(gate, unit, PARTS, TILE), gate_bias, unit, PARTS)
         g = _hidden(left, _rows(gate, WIDTH + unit, PARTS, TILE), gate_bias, WIDTH + unit, PARTS)
-        a = _dropped(gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
+        a = dropped(gelu(u, EXACT)[0] * g, start, unit, DROPOUT).to(out.dtype.element_ty)
         more = ()
         for part in tl.static_range(PARTS):
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
@@ -362,7 +369,7 @@ def _forward(
         total = more
     for part in tl.static_range(PARTS):
         channel = _channels(part, TILE)
-        added = _dropped(total[part] + _vector(out_bias, channel), start, WIDTH + channel, DROPOUT)
+        added = dropped(total[part] + _vector(out_bias, channel), start, WIDTH + channel, DROPOUT)
         _write(y, channel, there, r[part] + added, ROWS, WIDTH)
 
 
@@ -377,7 +384,7 @@ def _backward(
     WIDTH: tl.constexpr = PARTS * TILE
     factor: tl.constexpr = gate.dtype.element_ty
     point = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there, start = (point < points)[:, None], _start(seed, point, DROPOUT)
+    there, start = (point < points)[:, None], sequences(seed, point, DROPOUT)
     begin = tl.program_id(0).to(tl.int64) * (ROWS * WIDTH)
     x, gradient, of_x, of_hidden = x + begin, gradient + begin, of_x + begin, of_hidden + 2 * begin
     into_gate, into_out, of_sum = into_gate + begin, into_out + begin, of_sum + begin
@@ -387,7 +394,7 @@ def _backward(
     total = _read(gradient, there, ROWS, PARTS, TILE)  # of r: along the residual, and through the network
     d = ()
     for part in tl.static_range(PARTS):
-        d += (_dropped(total[part], start, WIDTH + _channels(part, TILE), DROPOUT),)
+        d += (dropped(total[part], start, WIDTH + _channels(part, TILE), DROPOUT),)
     left, right = _factors(r, there, factor, PARTS), _factors(d, there, factor, PARTS)
     for part in tl.static_range(PARTS):
         channel = _channels(part, TILE)
@@ -406,10 +413,10 @@ def _backward(
         for part in tl.static_range(PARTS):
             w = _matrix(out, _channels(part, TILE), unit, WIDTH)
             of_a = tl.dot(right[part], w, of_a, input_precision="tf32")
-        of_a = _dropped(of_a, start, unit, DROPOUT)
+        of_a = dropped(of_a, start, unit, DROPOUT)
         bent, slope = gelu(u, EXACT)
         of_u, of_g = (of_a * g * slope).to(factor), (of_a * bent).to(factor)
-        _write(into_out, unit, there, _dropped(bent * g, start, unit, DROPOUT), ROWS, WIDTH)
+        _write(into_out, unit, there, dropped(bent * g, start, unit, DROPOUT), ROWS, WIDTH)
         _write(of_hidden, unit, there, of_u, ROWS, 2 * WIDTH)
         _write(of_hidden, WIDTH + unit, there, of_g, ROWS, 2 * WIDTH)
         _add_up(sums, unit, of_u, ROWS)

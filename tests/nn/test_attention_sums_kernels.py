@@ -1,4 +1,4 @@
-"""Sums over points and what is read from them against the plain code; without a GPU in Triton's interpreter."""
+"""Sums over points against the plain code; without a GPU in Triton's interpreter."""
 
 import subprocess
 import sys
@@ -97,30 +97,6 @@ class Case:
 )
 def test_values_and_gradients_are_the_plain_ones(norm, shape):
     Case(norm, *shape).check()
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_points_read_what_queries_would_read(shape):
-    """From sums that are other ones for each sample."""
-    dim, width, heads = shape
-    rotary = None if dim == 0 else Rotary(dim, width, 5.0).to(DEVICE)
-    tables = (None, None) if rotary is None else rotary.tables(torch.rand(1, POINTS, dim, device=DEVICE))
-    x, matrix, seen = (
-        torch.randn(*shape, width, device=DEVICE).requires_grad_()
-        for shape in ((BATCH, POINTS), (heads * width,), (BATCH, heads * width))
-    )
-
-    def plain() -> Tensor:
-        q = (x @ matrix.mT).unflatten(-1, (heads, -1))
-        q = q if rotary is None else rotary(q, tuple(table.expand(BATCH, -1, -1) for table in tables))
-        return q.flatten(2) @ seen
-
-    fused, expected = lookup_kernels.looked_up(x, matrix, *tables, seen, max(dim, 1)), plain()
-    close(fused, expected)
-    direction = torch.randn_like(expected).mT.contiguous().mT
-    gradients = (torch.autograd.grad(made, [x, matrix, seen], direction) for made in (fused, expected))
-    for got, wanted in zip(*gradients, strict=True):
-        close(got, wanted)
 
 
 def test_programs_share_the_points_however_many_there_are(monkeypatch):

@@ -321,8 +321,25 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
     layer, norm, x = network(16), norm_of(16, True), points(16, 5).requires_grad_()
     weights = [layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias]
     seed = torch.tensor([3], device=DEVICE)
-    torch.library.opcheck(kernels.gated_residual, (x, *norm.parameters(), *weights, seed, 0.2, 1e-5, torch.float32))
-    torch.library.opcheck(kernels.gated_residual, (x, None, None, *weights, None, 0.0, 0.0, torch.float16))
+    operator = kernels.gated_residual_there
+    torch.library.opcheck(operator, (x, *norm.parameters(), *weights, seed, 0.2, 1e-5, torch.float32))
+    torch.library.opcheck(operator, (x, None, None, *weights, None, 0.0, 0.0, torch.float16))
+
+
+def test_matrices_are_rounded_once_for_both_ways(monkeypatch):
+    layer, x = network(16), points(16)
+    weights = [layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias]
+    both = torch.cat([layer.gate.weight, layer.out.weight])
+    back, given = kernels.gated_residual_back, []
+    monkeypatch.setattr(kernels, "gated_residual_back", lambda *inputs: given.append(inputs) or back(*inputs))
+    for dtype in (torch.float16, torch.float32):
+        y, rounded = kernels.gated_residual_there(x, None, None, *weights, None, 0.0, 0.0, dtype)
+        assert torch.equal(rounded, both.half() if dtype == torch.float16 else both[:0])
+        assert not rounded.requires_grad
+        y.sum().backward()
+        gate, out = given[-1][4], given[-1][6]
+        assert torch.equal(torch.cat([gate, out]), both.to(dtype))
+        assert dtype == torch.float32 or gate.data_ptr() == rounded.data_ptr()
 
 
 COMPILED = """
