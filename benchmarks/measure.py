@@ -37,6 +37,8 @@ BOUNDED_GB = 2.0  # of the predictions whose memory must not grow with the point
 CHUNK = 2**17  # points of a training step in chunks that are in the model at once
 PATIENCE = 2.0  # seconds after which a call is not repeated
 FEW = 4  # points along each axis on which products are counted
+PROFILED = 3  # steps of a profile
+LONGEST = 160  # characters of a kernel's name: those of templates go on for pages
 PRODUCT = {"cuda": 8192, "cpu": 1024}  # rows and columns of the product whose speed is the card's peak
 
 
@@ -53,6 +55,7 @@ class Case:
     grid: tuple[int, ...]
     steps: int
     sizes: tuple[int, ...] = ()  # points of growth, steps in time of horizon
+    profile: bool = False  # whether training also says what its time goes into
 
 
 def measure(case: Case, started: float) -> Iterator[dict[str, Any]]:
@@ -79,6 +82,8 @@ def _train(case: Case, recipe: Recipe, device: torch.device, started: float) -> 
     numbers = {"what": "train", **trainer.timed(batch, case.steps), "startup_seconds": startup}
     work = training_flops(recipe, spec, case.batch, points)
     yield {**numbers, **_rate(work, numbers["milliseconds"], device, case.precision)}
+    if case.profile:
+        yield {"what": "profile", "kernels": profiled(lambda: trainer.step(batch), device)}
 
 
 def _infer(case: Case, recipe: Recipe, device: torch.device, started: float) -> Iterator[dict[str, Any]]:
@@ -255,6 +260,27 @@ def _timed_calls(work: Callable[[], object], device: torch.device, repeats: int,
         _wait(device)
         times.append(time.perf_counter() - start)
     return {**_speed(times), **peaks(device, before)}
+
+
+def profiled(step: Callable[[], object], device: torch.device) -> list[tuple[str, float, float]]:
+    """Kernels of a GPU, or operations of torch on a CPU: name, how many of them in a step, and their microseconds."""
+    gpu = device.type == "cuda"
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if gpu else activity.CPU]) as record:
+        for _ in range(PROFILED):
+            step()
+        _wait(device)
+    found: dict[str, list[float]] = {}
+    if gpu:
+        kernels = (e for e in record.events() or () if e.device_type == torch.autograd.DeviceType.CUDA)
+        for kernel in kernels:
+            found.setdefault(kernel.name[:LONGEST], []).append(kernel.time_range.elapsed_us())
+    else:
+        for operation in record.key_averages():
+            each = operation.self_cpu_time_total / operation.count
+            found.setdefault(operation.key[:LONGEST], []).extend([each] * operation.count)
+    rows = [(name, len(times) / PROFILED, sum(times) / PROFILED) for name, times in found.items()]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def _speed(times: Sequence[float]) -> dict[str, float]:

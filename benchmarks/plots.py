@@ -1,4 +1,4 @@
-"""Tables and plots of docs/performance.md from a CSV file of `run.py`, and one of `accuracy.py` where there is one.
+"""Tables and plots of docs/performance.md from a CSV file of `run.py`, its profiles, and one of `accuracy.py`.
 
     python benchmarks/plots.py benchmarks/reference.csv
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accuracy import HEADS, RESULTS, WORDS, Result, lines, places
-from run import FITTED, HERE, Row, exponent, read_rows
+from run import FITTED, HERE, Kernel, Row, exponent, read_rows
 
 from oformer.errors import InputError
 from oformer.files import write_text
@@ -36,6 +36,22 @@ from oformer.training.recipe import Recipe
 PAGE = HERE.parent / "docs" / "performance.md"
 UNKNOWN = "(to be measured)"
 ACCURACY = "accuracy"  # the part that `accuracy.py` fills
+PROFILE, PROFILES = "profile", HERE / "profiles"  # the part that files of `run.py --profile` fill, and where they lie
+# What kernels are for, by their names; the first that fits.
+PURPOSES = {
+    "products of the vendor's library": r"nvjet|cutlass|gemv|gemm|splitK",
+    "rollout, forward": r"^_march_kernel",
+    "rollout, backward: activations and their slopes": r"^_bend_kernel",
+    "rollout, backward: norms": r"^_through_norm_kernel",
+    "self-attention: sums over points": r"^_sum(_back)?$",
+    "self-attention: what points read from the sums": r"^_turn_between",
+    "self-attention: norms before it": r"^_normalize",
+    "cross-attention: projections, norms, turns": r"^_arrange",
+    "feed-forward networks": r"^_(for|back)ward$",
+    "what torch.compile makes": r"^triton_",
+    "sums of programs' rows": r"^_add_up",
+    "everything else": "",
+}
 SERIES = {  # of growth and horizon: name, color
     "growth-bounded": ("prediction in 2 GiB", PREDICTION),
     "growth-predict": ("prediction", SPARSE),
@@ -67,20 +83,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", type=Path, nargs="?", help="a CSV file of run.py --out; without, the model alone")
     known = RESULTS if RESULTS.exists() else None
     parser.add_argument("--accuracy", type=Path, default=known, help="a CSV file of accuracy.py --out")
+    parser.add_argument("--profiles", type=Path, default=PROFILES, help="a folder of run.py --profile")
     parser.add_argument("--page", type=Path, default=PAGE, help="to be rewritten (default: docs/performance.md)")
     options = parser.parse_args(arguments)
     try:
         rows = read_rows(options.rows) if options.rows else []
         results = read_rows(options.accuracy, Result) if options.accuracy else []
-        rewrite(options.page, [row for row in rows if not row.failure], results)
+        profiles = [read_rows(path, Kernel) for path in sorted(options.profiles.glob("*.csv"))]
+        rewrite(options.page, [row for row in rows if not row.failure], results, profiles)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def rewrite(page: Path, rows: Sequence[Row], results: Sequence[Result] = ()) -> None:
-    """Put tables and pictures of the rows and results into the page; pictures lie in `images` beside it."""
+def rewrite(
+    page: Path, rows: Sequence[Row], results: Sequence[Result] = (), profiles: Sequence[Sequence[Kernel]] = ()
+) -> None:
+    """Put tables and pictures of what was measured into the page; pictures lie in `images` beside it."""
     if not page.is_file():
         raise InputError(f"a page at {page}", "none", "Give another with --page")
     text = page.read_text(encoding="utf-8")
@@ -91,7 +111,26 @@ def rewrite(page: Path, rows: Sequence[Row], results: Sequence[Result] = ()) -> 
     if results:
         where = "; ".join(places(results))
         text = replaced(text, ACCURACY, f"{where}.\n\n" + _markdown(HEADS, lines(results), words=WORDS))
+    if profiles:
+        text = replaced(text, PROFILE, "\n\n".join(map(by_purpose, profiles)))
     write_text(page, text)
+
+
+def by_purpose(kernels: Sequence[Kernel]) -> str:
+    """A table of what the time of a step goes into."""
+    taken = dict.fromkeys(PURPOSES, (0.0, 0.0))
+    for kernel in kernels:
+        purpose = next(name for name, pattern in PURPOSES.items() if re.search(pattern, kernel.kernel))
+        calls, microseconds = taken[purpose]
+        taken[purpose] = calls + kernel.calls, microseconds + kernel.microseconds
+    whole = sum(microseconds for _, microseconds in taken.values())
+    shown = sorted(((*numbers, name) for name, numbers in taken.items() if numbers[1]), key=lambda row: -row[1])
+    lines = [(name, f"{calls:.0f}", f"{us / 1000:.2f}", f"{us / whole:.0%}") for calls, us, name in shown]
+    k = kernels[0]
+    where = f"`{k.recipe}`, batch {k.batch}, {k.precision}, mode `{k.mode}`; {k.machine}, torch {k.torch}"
+    return f"{where}: {whole / 1000:.1f} ms of kernels.\n\n" + _markdown(
+        ("kernels", "in a step", "ms", "share"), lines, words=1
+    )
 
 
 def replaced(text: str, name: str, content: str) -> str:

@@ -4,6 +4,7 @@
     python benchmarks/run.py --what all --out mine.csv             # everything, kept
     python benchmarks/run.py --names burgers-2048 --modes eager    # one recipe, quickly
     python benchmarks/run.py --what growth --sizes 1000 10000      # points of growth, or steps of horizon
+    python benchmarks/run.py --what train --profile profiles       # also what the time of each step goes into
 
 README.md says what is measured and what each column means. Every case runs in a fresh process (`measure.py`), so that
 no case inherits another's memory or compiled code. What is slower or larger than in reference.csv is flagged.
@@ -94,6 +95,22 @@ class Row:
         return self.what.startswith("growth") and self.failure == "out of memory"
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """What one kind of kernel takes of a step; the columns of a file of `--profile`."""
+
+    machine: str
+    torch: str
+    recipe: str
+    precision: str
+    mode: str
+    batch: int
+    points: str
+    kernel: str
+    calls: float  # in a step
+    microseconds: float  # likewise, all of them together
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write, compare; the exit status is 1 where a case failed or is worse than the reference."""
     options = _parser().parse_args(arguments)
@@ -103,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    rows = with_ratios(list(_measured(cases)))
+    rows = with_ratios(list(_measured(cases, options.profile)))
     print(table(rows))
     for line in exponents(rows):
         print(line)
@@ -134,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, help=precision)
     parser.add_argument("--sizes", nargs="+", type=int, help=sizes)
     parser.add_argument("--out", type=Path, help="write the rows to this CSV file")
+    profile = "write the kernels of a training step, by their time, to a CSV file for each case in this folder"
+    parser.add_argument("--profile", type=Path, help=profile)
     known = REFERENCE if REFERENCE.exists() else None
     parser.add_argument("--reference", type=Path, default=known, help="compare with this CSV file of --out")
     return parser
@@ -200,10 +219,10 @@ def _cases(what: str, name: str, device: str, options: argparse.Namespace) -> It
     for mode in options.modes or usual_modes:
         usual_precision = "float32" if mode == "plain" else used_precision(recipe.training, torch.device(device))
         for precision in options.precision or (usual_precision,):
-            yield Case(what, name, device, precision, mode, batch, grid, steps, sizes)
+            yield Case(what, name, device, precision, mode, batch, grid, steps, sizes, options.profile is not None)
 
 
-def _measured(cases: Sequence[Case]) -> Iterator[Row]:
+def _measured(cases: Sequence[Case], profiles: Path | None = None) -> Iterator[Row]:
     """The rows of each case, from a process of its own; one that fails says why and the others go on."""
     for i, case in enumerate(cases, 1):
         title = f"{case.what} {case.recipe}, {case.precision}, {case.mode}"
@@ -217,7 +236,20 @@ def _measured(cases: Sequence[Case]) -> Iterator[Row]:
             print(f"failed\n{done.stderr}", end="", file=sys.stderr, flush=True)
             found.append({"what": case.what, "failure": lines[-1]})
         print(f"{time.time() - started:.0f} s", file=sys.stderr, flush=True)
-        yield from (_row(case, numbers) for numbers in found)
+        for numbers in found:
+            if profiles is not None and "kernels" in numbers:
+                write_profile(profiles, case, numbers["kernels"])
+            else:
+                yield _row(case, numbers)
+
+
+def write_profile(folder: Path, case: Case, kernels: Sequence[tuple[str, float, float]]) -> Path:
+    """Write the kernels of a step to a file of the case."""
+    same = (machine(case.device), torch.__version__, case.recipe, case.precision, case.mode, case.batch, _by(case.grid))
+    path = folder / f"{case.recipe}-{case.precision}-{case.mode}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(path, to_csv([Kernel(*same, *kernel) for kernel in kernels], Kernel))
+    return path
 
 
 def in_process(script: Path, *arguments: str, plain: bool) -> "subprocess.CompletedProcess[str]":

@@ -11,7 +11,7 @@ from oformer.errors import InputError
 from oformer.recipes import RECIPES
 
 BASE = run.Row("a card", "2.11", "train", "ns2-full", "bfloat16", "recipe", 16, "64 x 64", 20, 20)
-MARKED = (*plots.PARTS, plots.ACCURACY)
+MARKED = (*plots.PARTS, plots.ACCURACY, plots.PROFILE)
 PAGE = "# Page\n" + "".join(f"<!-- {name} -->\nold {name}\n<!-- end {name} -->\nbetween\n" for name in MARKED)
 
 
@@ -32,7 +32,7 @@ def test_parts_without_rows_stay_as_they_are(page):
     text = page.read_text()
     assert "old train" not in text
     assert "| ns2-full | 16 | recipe | bfloat16 | 10 | 100 | 2.10 | 500 | 63% | 21 | 4.0x |" in text
-    assert all(f"old {name}" in text for name in ("infer", "growth", "horizon", "accuracy"))
+    assert all(f"old {name}" in text for name in ("infer", "growth", "horizon", "accuracy", "profile"))
     assert text.count("between") == len(MARKED)
 
 
@@ -87,6 +87,31 @@ def test_errors_of_short_runs_are_put_beside_each_other(page):
     assert "a card, torch 2.11, up to 3 run(s) at once." in text
     assert "| ns2-part | 600 of 8 | plain | float32 | 3 | 0.32 | 0.01 | - | - | - | 80 |" in text
     assert "| ns2-part | 600 of 8 | recipe | bfloat16 | 3 | 0.32 | 0.01 | +0.00% | +0.00 | 1.00 | 9.5 |" in text
+
+
+def test_kernels_of_a_step_are_added_up_by_their_purpose(page):
+    taken = {
+        "_sum": (5, 300.0),
+        "_sum_back": (5, 200.0),
+        "nvjet_one": (7, 1000.0),
+        "_bend_kernel": (2, 400.0),
+        "odd": (1, 100.0),
+    }
+    same = ("a card", "2.11", "ns2-full", "bfloat16", "recipe", 16, "64 x 64")
+    folder = page.parent / "profiles"
+    folder.mkdir()
+    kernels = [run.Kernel(*same, name, *numbers) for name, numbers in taken.items()]
+    (folder / "one.csv").write_text(run.to_csv(kernels, run.Kernel))
+    assert plots.main(["--page", str(page), "--profiles", str(folder)]) == 0
+    text = page.read_text()
+    assert "`ns2-full`, batch 16, bfloat16, mode `recipe`; a card, torch 2.11: 2.0 ms of kernels." in text
+    shown = [line for line in text.splitlines() if line.endswith("% |")]
+    assert shown[:4] == [
+        "| products of the vendor's library | 7 | 1.00 | 50% |",
+        "| self-attention: sums over points | 10 | 0.50 | 25% |",
+        "| rollout, backward: activations and their slopes | 2 | 0.40 | 20% |",
+        "| everything else | 1 | 0.10 | 5% |",
+    ]
 
 
 def test_bytes_on_the_network_are_those_of_the_formulas():

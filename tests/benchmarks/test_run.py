@@ -29,7 +29,8 @@ def planned(text: str) -> list:
 
 def test_a_tiny_case_from_end_to_end(tmp_path):
     options = "--what train --names burgers-2048 --device cpu --batch 1 --points 32 --steps 2 --modes eager"
-    command = [sys.executable, str(run.HERE / "run.py"), *options.split(), "--out", str(tmp_path / "results.csv")]
+    files = ["--out", str(tmp_path / "results.csv"), "--profile", str(tmp_path / "profiles")]
+    command = [sys.executable, str(run.HERE / "run.py"), *options.split(), *files]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(run.HERE.parent)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -47,6 +48,11 @@ def test_a_tiny_case_from_end_to_end(tmp_path):
     assert numbers["per_second"] * numbers["milliseconds"] == pytest.approx(1000)
     assert float(result["startup_seconds"]) > 0.5  # importing torch is part of it
     assert run.read_rows(tmp_path / "results.csv")[0].per_second == numbers["per_second"]
+    profile = run.read_rows(tmp_path / "profiles" / "burgers-2048-float32-eager.csv", run.Kernel)
+    assert [k.microseconds for k in profile] == sorted((k.microseconds for k in profile), reverse=True)
+    calls = {k.kernel: k.calls for k in profile}
+    # A whole training step: products on the way there and back.
+    assert calls["aten::mm"] + calls["aten::addmm"] >= 3 * 4
 
 
 def test_sections_on_a_cpu_are_cut_down_and_say_so(capsys):
