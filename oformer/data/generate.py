@@ -1,5 +1,8 @@
 """Problem, count and seed to a dataset on disk: parallel, and resumable at any moment.
 
+On a CPU several processes make a part each; on a GPU one batch is solved while the next ones are drawn and the part
+before is written.
+
 All randomness comes from (seed, index), a batch never crosses the border of a part, and parts are written
 whole. So a run may be killed and repeated, and several processes may each make a share of the parts: the
 bytes are the same. They are the same for another `batch` too, as far as the solver gives the same numbers in
@@ -13,11 +16,14 @@ import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oformer import config, files
 from oformer.data.layout import Storage
@@ -28,6 +34,7 @@ from oformer.fields import Sample
 from oformer.problems.base import Problem
 
 ATTEMPTS = 5  # redraws of a sample whose solver diverged
+AHEAD = 4  # batches that are drawn at once, each in a thread, while a GPU solves
 STRIDE = 2**32  # attempt k of sample i is drawn as sample i + k * STRIDE, which no dataset reaches
 
 Progress = Callable[[int, int], None]  # called with (done, total) samples
@@ -112,6 +119,9 @@ def generate(
             if k == 1 and on_cpu and (processes := _processes(workers, len(todo) - 1)) > 1:
                 _in_processes(processes, writer, todo[1:], (problem, seed, batch), report)
                 break
+            if k == 1 and not on_cpu:
+                _ahead(writer, todo[1:], problem, seed, device, batch, report)
+                break
             _make(writer, problem, part, seed, device, batch, report)
     return writer.finalize() if not writer.missing() else None
 
@@ -185,28 +195,94 @@ def _make(
     batch: int,
     report: Callable[[int], None],
 ) -> None:
+    """Make one part; the samples of its last batch are reported when it is written."""
     samples, redrawn = [], []
-    indices = writer.indices(part)
-    for first in range(0, len(indices), batch):
-        solved, again = _solve(problem, indices[first : first + batch], seed, device)
+    batches = _batches(writer, part, batch)
+    for indices in batches:
+        solved, again = _solve(problem, indices, seed, device)
         samples += solved
         redrawn += again
-        if len(samples) < len(indices):
+        if indices is not batches[-1]:
             report(len(solved))
     writer.write(part, samples, redrawn)
-    report(len(indices) - (len(indices) - 1) // batch * batch)
+    report(len(batches[-1]))
+
+
+def _batches(writer: Writer, part: int, batch: int) -> list[Sequence[int]]:
+    """The samples of a part, as they are solved together."""
+    indices = writer.indices(part)
+    return [indices[first : first + batch] for first in range(0, len(indices), batch)]
+
+
+def _ahead(
+    writer: Writer,
+    parts: Sequence[int],
+    problem: Problem,
+    seed: int,
+    device: torch.device | str,
+    batch: int,
+    report: Callable[[int], None],
+) -> None:
+    """Make parts while others draw what comes next and write what came before: a GPU would wait for both.
+
+    All of the solving happens in the calling thread. At most one part waits to be written.
+    """
+    chunks = [(part, indices) for part in parts for indices in _batches(writer, part, batch)]
+    samples: list[Sample] = []
+    redrawn: list[tuple[int, int]] = []
+    with _threads(AHEAD) as drawers, _threads(1) as scribe:
+        drawn = deque(drawers.submit(problem.draw, indices, seed) for _, indices in chunks[:AHEAD])
+        written: Future[int] | None = None
+        for k, (part, indices) in enumerate(chunks):
+            state = drawn.popleft().result()
+            if k + AHEAD < len(chunks):
+                drawn.append(drawers.submit(problem.draw, chunks[k + AHEAD][1], seed))
+            solved, again = _solve(problem, indices, seed, device, state)
+            samples += solved
+            redrawn += again
+            if len(samples) < len(writer.indices(part)):
+                report(len(solved))
+                continue
+            if written is not None:
+                report(written.result())
+            written = scribe.submit(_written, writer, part, samples, redrawn, len(indices))
+            samples, redrawn = [], []
+        if written is not None:
+            report(written.result())
+
+
+def _written(
+    writer: Writer, part: int, samples: Sequence[Sample], redrawn: Sequence[tuple[int, int]], count: int
+) -> int:
+    """Write a part, and pass on how many samples are to be reported then."""
+    writer.write(part, samples, redrawn)
+    return count
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that finish what they are at, and begin nothing more, when the block is left in any way."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _solve(
-    problem: Problem, indices: Sequence[int], seed: int, device: torch.device | str
+    problem: Problem,
+    indices: Sequence[int],
+    seed: int,
+    device: torch.device | str,
+    state: dict[str, Tensor] | None = None,
 ) -> tuple[list[Sample], list[tuple[int, int]]]:
     """Samples, and (index, attempt) of those whose first draws diverged.
 
     A batch with a bad sample is solved again one by one: which of them are redrawn, and as what, must not
-    depend on who was in the batch.
+    depend on who was in the batch. What was drawn already may be given.
     """
     try:
-        return problem.samples(indices, seed, device), []
+        return problem.samples(indices, seed, device) if state is None else problem.solved(state, device), []
     except SolverDiverged:
         solved = [_solve_one(problem, index, seed, device) for index in indices]
     redrawn = [(i, attempt) for i, (_, attempt) in zip(indices, solved, strict=True) if attempt]

@@ -40,7 +40,10 @@ class Problem:
         raise NotImplementedError
 
     def draw(self, indices: Sequence[int], seed: int) -> dict[str, Tensor]:
-        """What varies from sample to sample (initial state, source), one row per index, on the CPU in float64."""
+        """What varies from sample to sample (initial state, source), one row per index, on the CPU in float64.
+
+        Several threads may ask at once: while a GPU solves, what comes next is drawn.
+        """
         raise NotImplementedError
 
     def solve(self, state: dict[str, Tensor]) -> list[Sample]:
@@ -49,8 +52,11 @@ class Problem:
 
     def samples(self, indices: Sequence[int], seed: int, device: torch.device | str = "cpu") -> list[Sample]:
         """Draw, solve, and bring the samples back to the CPU."""
-        state = {name: tensor.to(device) for name, tensor in self.draw(indices, seed).items()}
-        solved = self.solve(state)
+        return self.solved(self.draw(indices, seed), device)
+
+    def solved(self, state: dict[str, Tensor], device: torch.device | str = "cpu") -> list[Sample]:
+        """Solve drawn states on a device, and bring the samples back to the CPU."""
+        solved = self.solve({name: tensor.to(device) for name, tensor in state.items()})
         if torch.device(device).type == "cpu":
             return solved
         # What samples share travels once and stays shared.

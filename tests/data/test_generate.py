@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from oformer import config, files
 from oformer.data import Store, estimate, generate
-from oformer.data.generate import STRIDE, _in_processes, first_and_last
+from oformer.data.generate import AHEAD, STRIDE, _ahead, _in_processes, first_and_last
 from oformer.errors import InputError, SolverDiverged
 from oformer.problems.burgers import Burgers
 from oformer.problems.darcy import Darcy
@@ -177,11 +178,101 @@ def test_an_error_of_a_worker_is_said_by_the_parent(tmp_path):
         _in_processes(2, writer, range(1, 6), (problem, 7, 1), lambda more: None)
 
 
-def _request(problem) -> dict:
+def _request(problem, count=6, part_size=1) -> dict:
     return {
-        "spec": problem.spec, "card": problem.card, "count": 6, "splits": first_and_last(6, None, None),
-        "part_size": 1, "problem": config.to_json(problem), "seed": 7,
+        "spec": problem.spec, "card": problem.card, "count": count, "splits": first_and_last(count, None, None),
+        "part_size": part_size, "problem": config.to_json(problem), "seed": 7,
     }  # fmt: skip
+
+
+def begun(problem, folder, count=40, part_size=3):
+    """A dataset of which only the first part is made, and the others."""
+    generate(problem, count, seed=7, folder=folder, part_size=part_size, shard=(0, count), **QUIET)
+    writer = Store.create(folder, **_request(problem, count, part_size))
+    return writer, writer.missing()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["waves", "scattered"])
+def test_parts_that_are_made_ahead_have_the_same_bytes(tmp_path, request, fingerprint, kind, batch):
+    problem = request.getfixturevalue(kind)
+    generate(problem, 40, seed=7, folder=tmp_path / "plain", part_size=3, **QUIET)
+    writer, parts = begun(problem, tmp_path / "d")
+    seen: list[int] = []
+    _ahead(writer, parts, problem, 7, "cpu", batch, seen.append)
+    assert sum(seen) == 37
+    writer.finalize()
+    assert fingerprint(tmp_path / "d") == fingerprint(tmp_path / "plain")
+
+
+def test_a_gpu_waits_neither_for_drawing_nor_for_writing(tmp_path, waves, monkeypatch):
+    """Each solve here ends after later batches were drawn, and each write after the next solve began."""
+    writer, parts = begun(waves, tmp_path / "d", count=30)
+    draw, solve, write = type(waves).draw, type(waves).solve, writer.write
+    drawn, solving = [threading.Event() for _ in range(30)], [threading.Event() for _ in range(30)]
+    solved = iter(range(3, 30, 3))
+
+    def drawing(self, indices, seed):
+        drawn[indices[0]].set()
+        return draw(self, indices, seed)
+
+    def slowly(self, state):
+        index = next(solved)
+        solving[index].set()
+        assert drawn[min(index + 3 * (AHEAD - 1), 27)].wait(10)
+        return solve(self, state)
+
+    def late(part, samples, redrawn):
+        assert solving[min(3 * part + 3, 27)].wait(10)
+        write(part, samples, redrawn)
+
+    monkeypatch.setattr(type(waves), "draw", drawing)
+    monkeypatch.setattr(type(waves), "solve", slowly)
+    monkeypatch.setattr(writer, "write", late)
+    _ahead(writer, parts, waves, 7, "cpu", 3, lambda more: None)
+    assert not writer.missing()
+
+
+@pytest.mark.parametrize("where", ["draw", "solve", "write"])
+def test_what_stops_parts_that_are_made_ahead_leaves_whole_ones(
+    tmp_path, waves, fingerprint, reference, monkeypatch, where
+):
+    writer, parts = begun(waves, tmp_path / "d")
+    owner = writer if where == "write" else type(waves)
+    original, calls = getattr(owner, where), [0]
+
+    def stopped(*arguments):
+        calls[0] += 1
+        if calls[0] > 9:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            _ahead(writer, parts, waves, 7, "cpu", 2, lambda more: None)
+    kept = {name: value for name, value in fingerprint(tmp_path / "d").items() if name.startswith("parts")}
+    assert 1 < len(kept) < 14
+    assert all(reference[name] == value for name, value in kept.items())
+    generate(waves, 40, seed=7, folder=tmp_path / "d", part_size=3, **QUIET)
+    assert fingerprint(tmp_path / "d") == reference
+
+
+def test_diverged_samples_among_parts_that_are_made_ahead(tmp_path, waves, monkeypatch, fingerprint):
+    """They are found in what was drawn ahead, and drawn anew as without."""
+    original, bad = type(waves).solve, {float(waves.draw([index], 7)["drawn"][0, 0]) for index in (5, 5 + STRIDE, 11)}
+
+    def solve(self, state):
+        if bad & set(state["drawn"][:, 0].tolist()):
+            raise SolverDiverged("Waves", 3, 0.1, float("inf"))
+        return original(self, state)
+
+    monkeypatch.setattr(type(waves), "solve", solve)
+    generate(waves, 12, seed=7, folder=tmp_path / "plain", part_size=4, **QUIET)
+    writer, parts = begun(waves, tmp_path / "d", count=12, part_size=4)
+    _ahead(writer, parts, waves, 7, "cpu", 3, lambda more: None)
+    assert writer.finalize().manifest.redrawn == ((5, 2), (11, 1))
+    assert fingerprint(tmp_path / "d") == fingerprint(tmp_path / "plain")
 
 
 def test_under_torchrun_each_rank_makes_its_shard(tmp_path):
