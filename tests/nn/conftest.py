@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from oformer.nn import attention
+from oformer.nn.attention import Attention
+
 
 @pytest.fixture(autouse=True)
 def bfloat16_products(monkeypatch):
@@ -21,3 +24,15 @@ def bfloat16_products(monkeypatch):
         return original(self, a, b, *others)
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+
+
+@pytest.fixture
+def on_chip(monkeypatch):
+    """Have self-attention sum in its kernels on any device, and for float32, too."""
+
+    def summed(self, x, weights) -> bool:
+        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
+
+    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
+    monkeypatch.setattr(attention, "rounded_products", lambda: True)
+    monkeypatch.setattr(Attention, "_sums_on_chip", summed)

@@ -1,6 +1,5 @@
 """The kernel that leads to the products against the plain code. Without a GPU, Triton's interpreter runs it."""
 
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from oformer.nn import attention
 from oformer.nn.attention import Attention
 from oformer.nn.rotary import Rotary, expanded
 from oformer.nn.sums import points_split
+from tests.nn.compiled import printed
 
 kernels = pytest.importorskip("oformer.nn.attention_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -447,48 +447,24 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
 
 COMPILED = """
 import torch
-from oformer import switches
 from oformer.nn import attention
 from oformer.nn.rotary import Rotary
 
-switches.fused_kernels = lambda device: True
+device = kernels_everywhere()
 attention.fused_sums = lambda device: False
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.manual_seed(0)
-layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return aot_eager(graph, inputs)
-
-aot_eager = torch._dynamo.lookup_backend("aot_eager")
+layer = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device)
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
-x.requires_grad_()
-compiled = torch.compile(layer, backend=look, dynamic=False, fullgraph=True)
-
-def check(**tolerance):
-    results = []
-    for function in (layer, compiled):
-        out = function(x, coords, weights[..., 0])
-        results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **tolerance)
-    print(*(node.target for graph in graphs for node in graph.graph.nodes))
-    graphs.clear()
-
-check(rtol=1e-4, atol=1e-4)  # the tables of angles are another kernel's when compiled
+compiled, given, wanted = Compiled(layer), (x.requires_grad_(), coords, weights[..., 0]), [x, *layer.parameters()]
+compiled.check(given, wanted, rtol=1e-4, atol=1e-4)  # the tables of angles are another kernel's when compiled
 torch.set_float32_matmul_precision("high")
-check(rtol=1e-4, atol=1e-4)
+compiled.check(given, wanted, rtol=1e-4, atol=1e-4)
 with torch.autocast(device, torch.float16):
-    check(rtol=1e-3, atol=1e-3)
+    compiled.check(given, wanted, rtol=1e-3, atol=1e-3)
 """
 
 
 def test_a_compiled_layer_keeps_it_whole():
-    """Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    given, *multiplied = done.stdout.splitlines()
+    given, *multiplied = printed(COMPILED)
     for nodes in (given, *multiplied):  # each setting compiles anew
         assert nodes.count("oformer.arranged.default") == 1
         assert "layer_norm" not in nodes

@@ -1,6 +1,5 @@
 """What points read from the sums, and its residual, against the plain code; without a GPU in Triton's interpreter."""
 
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from oformer.nn.attention import Attention
 from oformer.nn.blocks import SelfAttentionBlock
 from oformer.nn.rotary import Rotary
 from oformer.nn.sums import points_split
+from tests.nn.compiled import printed
 from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, close, quadrature
 
 kernels = pytest.importorskip("oformer.nn.attention_lookup_kernels", exc_type=ImportError)
@@ -168,7 +168,7 @@ def test_no_points_at_all():
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[bool]:
+def calls(monkeypatch, on_chip) -> list[bool]:
     """Have the kernel used on any device and for float32, too; for each call, whether it added a residual."""
     found = []
     original = kernels.looked_up
@@ -177,12 +177,6 @@ def calls(monkeypatch) -> list[bool]:
         found.append(len(operands) > 6)
         return original(*operands)
 
-    def summed(self, x, weights) -> bool:
-        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
-
-    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
-    monkeypatch.setattr(attention, "rounded_products", lambda: True)
-    monkeypatch.setattr(Attention, "_sums_on_chip", summed)
     monkeypatch.setattr(kernels, "looked_up", counted)
     return found
 
@@ -315,54 +309,23 @@ def test_the_operators_keep_what_torch_asks_of_operators():
 
 COMPILED = """
 import torch
-from oformer import switches
 from oformer.nn import attention
 from oformer.nn.rotary import Rotary
 
-switches.fused_kernels = lambda device: True
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-device = "cuda" if torch.cuda.is_available() else "cpu"
+device = kernels_everywhere()
 attention.Attention._sums_on_chip = lambda self, x, weights: True
-torch.manual_seed(0)
 layer = attention.Attention(16, 2, "galerkin", "channels", Rotary(2, 16, 3.0), dropout=0.2).to(device)
-graphs = []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return aot_eager(graph, inputs)
-
-aot_eager = torch._dynamo.lookup_backend("aot_eager")
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
-x.requires_grad_()
-
-def attend(x):
-    return layer(x, coords, weights[..., 0], residual=True)
-
-compiled = torch.compile(attend, backend=look, dynamic=False, fullgraph=True)
-
-def check():
-    results = []
-    for function in (attend, compiled):
-        torch.manual_seed(0)
-        with torch.autocast(device, torch.float16):
-            out = function(x)
-        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    print(*(node.target for graph in graphs for node in graph.graph.nodes))
-    graphs.clear()
-
-check()
-layer.eval()
-check()
+compiled = Compiled(lambda x: layer(x, coords, weights[..., 0], residual=True))
+for training in (True, False):
+    layer.train(training)
+    with torch.autocast(device, torch.float16):
+        compiled.check([x.requires_grad_()], [x, *layer.parameters()], rtol=1e-3, atol=1e-3)
 """
 
 
 def test_a_compiled_layer_keeps_it_whole():
-    """Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    training, still = done.stdout.splitlines()
+    training, still = printed(COMPILED)
     for nodes in (training, still):
         assert "dropout" not in nodes
         assert "linear" not in nodes

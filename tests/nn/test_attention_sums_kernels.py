@@ -1,8 +1,5 @@
 """Sums over points against the plain code; without a GPU in Triton's interpreter."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +8,7 @@ from oformer.nn import attention
 from oformer.nn.attention import Attention
 from oformer.nn.rotary import Rotary
 from tests.nn import test_attention_kernels as arranging
+from tests.nn.compiled import printed
 from tests.nn.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
 
 lookup_kernels = pytest.importorskip("oformer.nn.attention_lookup_kernels", exc_type=ImportError)
@@ -32,7 +30,7 @@ def several_programs(monkeypatch):
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[int]:
+def calls(monkeypatch, on_chip) -> list[int]:
     """The width of each call of the kernel, which is used on any device and for float32, too."""
     found = []
     original = Attention._summed_on_chip
@@ -41,12 +39,6 @@ def calls(monkeypatch) -> list[int]:
         found.append(x.shape[-1])
         return original(self, x, *others)
 
-    def summed(self, x, weights) -> bool:
-        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
-
-    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
-    monkeypatch.setattr(attention, "rounded_products", lambda: True)
-    monkeypatch.setattr(Attention, "_sums_on_chip", summed)
     monkeypatch.setattr(Attention, "_summed_on_chip", counted)
     return found
 
@@ -261,39 +253,20 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
 
 COMPILED = """
 import torch
-from oformer import switches
 from oformer.nn import attention
 from oformer.nn.rotary import Rotary
 
-switches.fused_kernels = lambda device: True
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-device = "cuda" if torch.cuda.is_available() else "cpu"
+device = kernels_everywhere()
 attention.Attention._sums_on_chip = lambda self, x, weights: True
-torch.manual_seed(0)
-layer, graphs = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device), []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return aot_eager(graph, inputs)
-
-aot_eager = torch._dynamo.lookup_backend("aot_eager")
+layer = attention.Attention(16, 2, "galerkin", "layernorm", Rotary(2, 16, 3.0)).to(device)
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
-x.requires_grad_()
-compiled = torch.compile(layer, backend=look, dynamic=False, fullgraph=True)
 with torch.autocast(device, torch.float16):
-    results = []
-    for function in (layer, compiled):
-        out = function(x, coords, weights[..., 0])
-        results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])])
-for one, other in zip(*results, strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-print(*(node.target for graph in graphs for node in graph.graph.nodes))
+    given = x.requires_grad_(), coords, weights[..., 0]
+    Compiled(layer).check(given, [x, *layer.parameters()], rtol=1e-3, atol=1e-3)
 """
 
 
 def test_a_compiled_layer_keeps_it_whole():
-    """Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("oformer.summed.default") == 1
-    assert not any(name in done.stdout for name in ("layer_norm", "linear"))
+    (nodes,) = printed(COMPILED)
+    assert nodes.count("oformer.summed.default") == 1
+    assert not any(name in nodes for name in ("layer_norm", "linear"))

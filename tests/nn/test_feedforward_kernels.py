@@ -1,6 +1,5 @@
 """The fused second half of a block against the plain code. Without a GPU, Triton's interpreter runs the kernels."""
 
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from oformer.nn import feedforward
 from oformer.nn.attention import Attention
 from oformer.nn.blocks import CrossAttentionBlock, SelfAttentionBlock
 from oformer.nn.feedforward import MLP, GatedGELU, feed_forward
+from tests.nn.compiled import printed
 
 kernels = pytest.importorskip("oformer.nn.feedforward_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -344,49 +344,24 @@ def test_matrices_are_rounded_once_for_both_ways(monkeypatch):
 
 COMPILED = """
 import torch
-from oformer import switches
 from oformer.nn.feedforward import GatedGELU, feed_forward
-from oformer.nn import feedforward_kernels
 
-switches.fused_kernels = lambda device: True
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-device = "cuda" if torch.cuda.is_available() else "cpu"
-layer, norm, graphs = GatedGELU(16, 0.2).to(device), torch.nn.LayerNorm(16, device=device), []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return aot_eager(graph, inputs)
-
-aot_eager = torch._dynamo.lookup_backend("aot_eager")
+device = kernels_everywhere()
+layer, norm = GatedGELU(16, 0.2).to(device), torch.nn.LayerNorm(16, device=device)
 x = torch.rand(3, 7, 16, device=device, requires_grad=True)
-compiled = torch.compile(feed_forward, backend=look, dynamic=False, fullgraph=True)
-
-def check():
-    results = []
-    for function in (feed_forward, compiled):
-        torch.manual_seed(0)
-        out = function(x, norm, layer)
-        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *norm.parameters(), *layer.parameters()])])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-    print(*(node.target for graph in graphs for node in graph.graph.nodes))
-    graphs.clear()
-
-check()
+compiled, wanted = Compiled(feed_forward), [x, *norm.parameters(), *layer.parameters()]
+compiled.check([x, norm, layer], wanted)
 torch.set_float32_matmul_precision("high")
-check()
+compiled.check([x, norm, layer], wanted)
 with torch.autocast(device, torch.float16):
-    check()
+    compiled.check([x, norm, layer], wanted)
 layer.eval()
-check()
+compiled.check([x, norm, layer], wanted)
 """
 
 
 def test_compiled_code_keeps_it_whole():
-    """Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    exact, *others = done.stdout.splitlines()
+    exact, *others = printed(COMPILED)
     assert "gated_residual" not in exact
     assert "linear" in exact
     assert len(others) == 3

@@ -1,8 +1,5 @@
 """The norm before self-attention against the plain one. Without a GPU, Triton's interpreter runs the kernels."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +8,7 @@ from oformer.nn import attention
 from oformer.nn.attention import Attention
 from oformer.nn.blocks import SelfAttentionBlock
 from oformer.nn.rotary import Rotary
+from tests.nn.compiled import printed
 from tests.nn.test_attention_kernels import BATCH, DEVICE, close, quadrature
 
 kernels = pytest.importorskip("oformer.nn.norm_kernels", exc_type=ImportError)
@@ -149,7 +147,7 @@ def block_of(width: int, heads: int, layernorm: bool = True) -> SelfAttentionBlo
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[torch.dtype]:
+def calls(monkeypatch, on_chip) -> list[torch.dtype]:
     """Have attention on the chip on any device; what the norms round to."""
     found = []
     original = kernels.normalized
@@ -158,12 +156,6 @@ def calls(monkeypatch) -> list[torch.dtype]:
         found.append(operands[-1])
         return original(*operands)
 
-    def summed(self, x, weights) -> bool:
-        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
-
-    monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
-    monkeypatch.setattr(attention, "rounded_products", lambda: True)
-    monkeypatch.setattr(Attention, "_sums_on_chip", summed)
     monkeypatch.setattr(kernels, "normalized", counted)
     return found
 
@@ -213,48 +205,23 @@ def test_the_operators_keep_what_torch_asks_of_operators():
 
 COMPILED = """
 import torch
-from oformer import switches
 from oformer.nn import attention
 from oformer.nn.blocks import SelfAttentionBlock
 from oformer.nn.rotary import Rotary
 
-switches.fused_kernels = lambda device: True
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.manual_seed(0)
-layer = attention.Attention(16, 2, "galerkin", "channels", Rotary(2, 16, 3.0), dropout=0.2)
+device = kernels_everywhere()
 attention.fused_arrangement = attention.fused_sums = lambda device: True
+layer = attention.Attention(16, 2, "galerkin", "channels", Rotary(2, 16, 3.0), dropout=0.2)
 block = SelfAttentionBlock(16, layer, "relu", layernorm=True).to(device)
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
-x.requires_grad_()
-graphs = []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return graph.forward
-
-from torch._dynamo.backends.common import aot_autograd
-compiled = torch.compile(
-    block, backend=aot_autograd(fw_compiler=look, bw_compiler=look), dynamic=False, fullgraph=True
-)
-results = []
-for function in (block, compiled):
-    torch.manual_seed(0)
-    with torch.autocast(device, torch.float16):
-        out = function(x, coords, weights[..., 0])
-    results.append([out, *torch.autograd.grad(out.square().sum(), [x, *block.parameters()])])
-for one, other in zip(*results, strict=True):
-    torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
-for graph in graphs:
-    print(*(node.target for node in graph.graph.nodes))
+with torch.autocast(device, torch.float16):
+    given = x.requires_grad_(), coords, weights[..., 0]
+    Compiled(block, of_gradients=True).check(given, [x, *block.parameters()], rtol=1e-2, atol=1e-2)
 """
 
 
 def test_a_compiled_block_keeps_it_whole_and_adds_no_gradients_of_points_itself():
-    """Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    there, back = done.stdout.splitlines()
+    there, back = printed(COMPILED)
     assert there.count("oformer.normalized.default") == there.count("oformer.answers.default") == 1
     assert back.count("oformer.normalized_back.default") == back.count("oformer.answers_back.default") == 1
     last = back[: back.index("oformer.normalized_back.default")].rpartition("oformer.summed_back.default")[2]

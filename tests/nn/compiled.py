@@ -1,0 +1,70 @@
+"""Compiled code beside the same code as it is, in processes of their own: the shape checks cannot compile.
+
+A test gives `printed` a script, which says `device = kernels_everywhere()` and compares with `Compiled`.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def printed(script: str) -> list[str]:
+    """The lines that a script prints in a process of its own."""
+    command = [sys.executable, "-c", f"from tests.nn.compiled import *\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def kernels_everywhere() -> str:
+    """Use fused kernels on whatever device is there, as on a Hopper GPU; returns the device."""
+    from oformer import switches
+
+    switches.fused_kernels = lambda device: True
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.manual_seed(0)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Compiled:
+    """A function, the same compiled without a break, and the graphs that this meets."""
+
+    def __init__(self, function: Callable[..., Tensor], of_gradients: bool = False):
+        """Compile it.
+
+        Args:
+            function: to be compared.
+            of_gradients: look at the graphs of operators, there and back, instead of those of modules.
+        """
+        import torch._dynamo
+        from torch._dynamo.backends.common import aot_autograd
+
+        self.plain, self.graphs = function, []
+        whole: Any = torch._dynamo.lookup_backend("aot_eager")
+
+        def look(graph: Any, inputs: Any) -> Any:
+            self.graphs.append(graph)
+            return graph.forward if of_gradients else whole(graph, inputs)
+
+        backend = aot_autograd(fw_compiler=look, bw_compiler=look) if of_gradients else look
+        self.compiled = torch.compile(function, backend=backend, dynamic=False, fullgraph=True)
+
+    def check(self, given: Iterable[Any], wanted: Iterable[Tensor], **tolerance: float) -> None:
+        """Hold values and gradients equal, with the same random numbers, and print the nodes of each new graph."""
+        given, wanted, results = list(given), list(wanted), []
+        for function in (self.plain, self.compiled):
+            torch.manual_seed(0)
+            out = function(*given)
+            results.append([out, *torch.autograd.grad(out.float().square().sum(), wanted)])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, **tolerance)
+        for graph in self.graphs:
+            print(*(node.target for node in graph.graph.nodes))
+        self.graphs.clear()
