@@ -136,7 +136,7 @@ def test_a_journal_line_beyond_the_checkpoint_is_written_again_once(tmp_path, sp
 
 def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
     """A process killed at a random moment, twice, then resumed, equals one that never was."""
-    recipe = tiny_recipe(steps=400, checkpoint_every=5, evaluate_every=100)
+    recipe = tiny_recipe(steps=80, checkpoint_every=5, evaluate_every=40)
     folder, script = tmp_path / "killed", tmp_path / "script.py"
     write_json(tmp_path / "recipe.json", to_json(recipe))
     script.write_text(
