@@ -271,14 +271,10 @@ def profiled(step: Callable[[], object], device: torch.device) -> list[tuple[str
             step()
         _wait(device)
     found: dict[str, list[float]] = {}
-    if gpu:
-        kernels = (e for e in record.events() or () if e.device_type == torch.autograd.DeviceType.CUDA)
-        for kernel in kernels:
-            found.setdefault(kernel.name[:LONGEST], []).append(kernel.time_range.elapsed_us())
-    else:
-        for operation in record.key_averages():
-            each = operation.self_cpu_time_total / operation.count
-            found.setdefault(operation.key[:LONGEST], []).extend([each] * operation.count)
+    for event in record.events() or ():
+        if not gpu or event.device_type == torch.autograd.DeviceType.CUDA:
+            took = event.time_range.elapsed_us() if gpu else event.self_cpu_time_total
+            found.setdefault(event.name[:LONGEST], []).append(took)
     rows = [(name, len(times) / PROFILED, sum(times) / PROFILED) for name, times in found.items()]
     return sorted(rows, key=lambda row: -row[2])
 

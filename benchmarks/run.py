@@ -243,13 +243,12 @@ def _measured(cases: Sequence[Case], profiles: Path | None = None) -> Iterator[R
                 yield _row(case, numbers)
 
 
-def write_profile(folder: Path, case: Case, kernels: Sequence[tuple[str, float, float]]) -> Path:
+def write_profile(folder: Path, case: Case, kernels: Sequence[tuple[str, float, float]]) -> None:
     """Write the kernels of a step to a file of the case."""
-    same = (machine(case.device), torch.__version__, case.recipe, case.precision, case.mode, case.batch, _by(case.grid))
-    path = folder / f"{case.recipe}-{case.precision}-{case.mode}.csv"
+    shared = _shared(case)
+    found = [Kernel(**shared, kernel=name, calls=calls, microseconds=taken) for name, calls, taken in kernels]
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, to_csv([Kernel(*same, *kernel) for kernel in kernels], Kernel))
-    return path
+    write_text(folder / f"{case.recipe}-{case.precision}-{case.mode}.csv", to_csv(found, Kernel))
 
 
 def in_process(script: Path, *arguments: str, plain: bool) -> "subprocess.CompletedProcess[str]":
@@ -259,7 +258,13 @@ def in_process(script: Path, *arguments: str, plain: bool) -> "subprocess.Comple
 
 
 def _row(case: Case, numbers: dict[str, Any]) -> Row:
-    shared = {
+    times = recipe_named(case.recipe).data_spec().out_times
+    return Row(**{**_shared(case), "times": times, "steps": case.steps, **numbers})
+
+
+def _shared(case: Case) -> dict[str, Any]:
+    """What all that is found of a case has in common."""
+    return {
         "machine": machine(case.device),
         "torch": torch.__version__,
         "recipe": case.recipe,
@@ -267,10 +272,7 @@ def _row(case: Case, numbers: dict[str, Any]) -> Row:
         "mode": case.mode,
         "batch": case.batch,
         "points": _by(case.grid),
-        "times": recipe_named(case.recipe).data_spec().out_times,
-        "steps": case.steps,
     }
-    return Row(**{**shared, **numbers})
 
 
 def machine(device: str) -> str:

@@ -10,6 +10,8 @@ another batch.
 """
 
 import contextlib
+import functools
+import itertools
 import math
 import multiprocessing
 import os
@@ -38,6 +40,7 @@ AHEAD = 4  # batches that are drawn at once, each in a thread, while a GPU solve
 STRIDE = 2**32  # attempt k of sample i is drawn as sample i + k * STRIDE, which no dataset reaches
 
 Progress = Callable[[int, int], None]  # called with (done, total) samples
+Solved = tuple[list[Sample], list[tuple[int, int]]]  # and (index, attempt) of those that were redrawn
 
 
 def generate(
@@ -196,21 +199,29 @@ def _make(
     report: Callable[[int], None],
 ) -> None:
     """Make one part; the samples of its last batch are reported when it is written."""
+    solve = functools.partial(_solve, problem, seed=seed, device=device)
+    samples, redrawn, last = _solved(writer.indices(part), batch, solve, report)
+    writer.write(part, samples, redrawn)
+    report(last)
+
+
+def _solved(
+    indices: Sequence[int], batch: int, solve: Callable[[Sequence[int]], Solved], report: Callable[[int], None]
+) -> tuple[list[Sample], list[tuple[int, int]], int]:
+    """The samples of a part, those of them that were redrawn, and how many are in its last batch, not reported yet."""
     samples, redrawn = [], []
-    batches = _batches(writer, part, batch)
-    for indices in batches:
-        solved, again = _solve(problem, indices, seed, device)
+    batches = _batches(indices, batch)
+    for some in batches:
+        solved, again = solve(some)
         samples += solved
         redrawn += again
-        if indices is not batches[-1]:
+        if some is not batches[-1]:
             report(len(solved))
-    writer.write(part, samples, redrawn)
-    report(len(batches[-1]))
+    return samples, redrawn, len(batches[-1])
 
 
-def _batches(writer: Writer, part: int, batch: int) -> list[Sequence[int]]:
+def _batches(indices: Sequence[int], batch: int) -> list[Sequence[int]]:
     """The samples of a part, as they are solved together."""
-    indices = writer.indices(part)
     return [indices[first : first + batch] for first in range(0, len(indices), batch)]
 
 
@@ -227,36 +238,28 @@ def _ahead(
 
     All of the solving happens in the calling thread. At most one part waits to be written.
     """
-    chunks = [(part, indices) for part in parts for indices in _batches(writer, part, batch)]
-    samples: list[Sample] = []
-    redrawn: list[tuple[int, int]] = []
+    to_draw = (some for part in parts for some in _batches(writer.indices(part), batch))
     with _threads(AHEAD) as drawers, _threads(1) as scribe:
-        drawn = deque(drawers.submit(problem.draw, indices, seed) for _, indices in chunks[:AHEAD])
-        written: Future[int] | None = None
-        for k, (part, indices) in enumerate(chunks):
+        drawn = deque(drawers.submit(problem.draw, some, seed) for some in itertools.islice(to_draw, AHEAD))
+
+        def solve(indices: Sequence[int]) -> Solved:
             state = drawn.popleft().result()
-            if k + AHEAD < len(chunks):
-                drawn.append(drawers.submit(problem.draw, chunks[k + AHEAD][1], seed))
-            solved, again = _solve(problem, indices, seed, device, state)
-            samples += solved
-            redrawn += again
-            if len(samples) < len(writer.indices(part)):
-                report(len(solved))
-                continue
-            if written is not None:
-                report(written.result())
-            written = scribe.submit(_written, writer, part, samples, redrawn, len(indices))
-            samples, redrawn = [], []
-        if written is not None:
-            report(written.result())
+            drawn.extend(drawers.submit(problem.draw, some, seed) for some in itertools.islice(to_draw, 1))
+            return _solve(problem, indices, seed, device, state)
+
+        waiting: tuple[Future[None], int] | None = None
+        for part in parts:
+            samples, redrawn, last = _solved(writer.indices(part), batch, solve, report)
+            _reported_when_written(waiting, report)
+            waiting = scribe.submit(writer.write, part, samples, redrawn), last
+        _reported_when_written(waiting, report)
 
 
-def _written(
-    writer: Writer, part: int, samples: Sequence[Sample], redrawn: Sequence[tuple[int, int]], count: int
-) -> int:
-    """Write a part, and pass on how many samples are to be reported then."""
-    writer.write(part, samples, redrawn)
-    return count
+def _reported_when_written(waiting: tuple[Future[None], int] | None, report: Callable[[int], None]) -> None:
+    """Wait for a part to be written, or for what went wrong, and report its last samples."""
+    if waiting is not None:
+        waiting[0].result()
+        report(waiting[1])
 
 
 @contextlib.contextmanager
@@ -275,7 +278,7 @@ def _solve(
     seed: int,
     device: torch.device | str,
     state: dict[str, Tensor] | None = None,
-) -> tuple[list[Sample], list[tuple[int, int]]]:
+) -> Solved:
     """Samples, and (index, attempt) of those whose first draws diverged.
 
     A batch with a bad sample is solved again one by one: which of them are redrawn, and as what, must not

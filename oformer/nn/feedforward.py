@@ -117,7 +117,7 @@ class GatedGELU(nn.Module):
         gate, out = self.gate, self.out
         return gated_residual(
             x, gain, shift, gate.weight, gate.bias, out.weight, out.bias, seed, dropout, epsilon, type_of_products(x)
-        )
+        )[0]
 
     def fits_on_chip(self, x: Float[Tensor, "*batch width"]) -> bool:
         """Whether there is a kernel for these points: residuals are added up in their type, and not in float64."""

@@ -31,6 +31,7 @@ def supported(device: torch.device, width: int) -> bool:
     return width % 16 == 0 and width <= 128 and torch.cuda.get_device_capability(device)[0] == 9
 
 
+@torch.library.custom_op("oformer::gated_residual", mutates_args=())
 def gated_residual(
     x: Tensor,
     gain: Tensor | None,
@@ -43,8 +44,10 @@ def gated_residual(
     dropout: float,
     epsilon: float,
     dtype: torch.dtype,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The points, normalized, and what the network makes of them, added up; of the type of the points.
+
+    Beside it W1 above W2, as rounded for both ways; empty where they are of that type already.
 
     Args:
         x: (..., width).
@@ -59,25 +62,6 @@ def gated_residual(
         epsilon: added to the variance.
         dtype: what the factors of products are rounded to. Products of float32 are those of TF32.
     """
-    y, _ = gated_residual_there(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype)
-    return y
-
-
-@torch.library.custom_op("oformer::gated_residual", mutates_args=())
-def gated_residual_there(
-    x: Tensor,
-    gain: Tensor | None,
-    shift: Tensor | None,
-    gate: Tensor,
-    gate_bias: Tensor,
-    out: Tensor,
-    out_bias: Tensor,
-    seed: Tensor | None,
-    dropout: float,
-    epsilon: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """The result of `gated_residual`, and W1 above W2 as rounded for both ways, empty where they are of the type."""
     y, rounded = _empty_results(x, gate, dtype)
     factors = gate, out
     if len(rounded):
@@ -90,7 +74,7 @@ def gated_residual_there(
     return y, rounded
 
 
-@gated_residual_there.register_fake
+@gated_residual.register_fake
 def _(x, gain, shift, gate, gate_bias, out, out_bias, seed, dropout, epsilon, dtype) -> tuple[Tensor, Tensor]:
     return _empty_results(x, gate, dtype)
 
@@ -165,23 +149,19 @@ def _back(ctx, gradient, _):
     return of_x, of_gain, of_shift, of_gate, rows[:2].flatten(), of_out, rows[2], None, None, None, None
 
 
-gated_residual_there.register_autograd(_back, setup_context=_keep)
-
-
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+gated_residual.register_autograd(_back, setup_context=_keep)
 
 
 def _empty_results(x: Tensor, gate: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
-    return _like(x), gate.new_empty((0 if gate.dtype == dtype else 3 * width, width), dtype=dtype)
+    return x.new_empty(x.shape), gate.new_empty((0 if gate.dtype == dtype else 3 * width, width), dtype=dtype)
 
 
 def _empty_gradients(
     x: Tensor, gain: Tensor | None, gate: Tensor, out: Tensor, exact: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = x.new_empty(3 if gain is None else 5, x.shape[-1], dtype=torch.float32)
-    return _like(x), gate.new_empty(gate.shape, dtype=exact), out.new_empty(out.shape, dtype=exact), rows
+    return x.new_empty(x.shape), gate.new_empty(gate.shape, dtype=exact), out.new_empty(out.shape, dtype=exact), rows
 
 
 def _product(of_result: Tensor, into: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def normalized_there(
     x: Tensor, gain: Tensor, shift: Tensor, epsilon: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The points, normalized, and the same rounded; all as in `normalized`."""
-    r, rounded = _like(x, x.dtype), _like(x, dtype)
+    r, rounded = _empty(x, dtype)
     settings, blocks = _launch(x, epsilon)
     with torch.cuda.device_of(x):  # Triton starts kernels on the current device
         _normalize[(blocks,)](x.contiguous(), gain, shift, r, rounded, x.shape[:-1].numel(), **settings)
@@ -71,7 +71,7 @@ def normalized_there(
 
 @normalized_there.register_fake
 def _(x, gain, shift, epsilon, dtype) -> tuple[Tensor, Tensor]:
-    return _like(x, x.dtype), _like(x, dtype)
+    return _empty(x, dtype)
 
 
 @torch.library.custom_op("oformer::normalized_back", mutates_args=())
@@ -102,12 +102,12 @@ def _(of_r, of_one, of_other, x, gain, epsilon) -> tuple[Tensor, Tensor]:
     return _empty_gradients(x)
 
 
-def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+def _empty(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=dtype)
 
 
 def _empty_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(x, x.dtype), x.new_empty((2, x.shape[-1]), dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty((2, x.shape[-1]), dtype=torch.float32)
 
 
 def _launch(x: Tensor, epsilon: float) -> tuple[dict, int]:

@@ -173,7 +173,7 @@ def dropped(count: int, width: int, dropout: float, seed: int, share: Tensor, ou
     gate_bias = torch.cat([torch.ones_like(ones), share * ones])
     return kernels.gated_residual(
         x, None, None, gate, gate_bias, out, bias, torch.tensor([seed], device=DEVICE), dropout, 0.0, torch.float32
-    )
+    )[0]
 
 
 def masks(count: int, width: int, dropout: float, seed: int = SEED) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ def test_dropout_takes_the_same_channels_out_on_the_way_back():
         return kernels.gated_residual(
             x, norm.weight, norm.bias, layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias,
             torch.tensor([SEED], device=DEVICE), dropout, norm.eps, torch.float32,
-        )  # fmt: skip
+        )[0]  # fmt: skip
 
     direction = torch.randn_like(x)
     all_close(*(with_gradients(f, x, norm, layer, direction) for f in (with_seed, with_masks)))
@@ -321,7 +321,7 @@ def test_the_operator_keeps_what_torch_asks_of_operators():
     layer, norm, x = network(16), norm_of(16, True), points(16, 5).requires_grad_()
     weights = [layer.gate.weight, layer.gate.bias, layer.out.weight, layer.out.bias]
     seed = torch.tensor([3], device=DEVICE)
-    operator = kernels.gated_residual_there
+    operator = kernels.gated_residual
     torch.library.opcheck(operator, (x, *norm.parameters(), *weights, seed, 0.2, 1e-5, torch.float32))
     torch.library.opcheck(operator, (x, None, None, *weights, None, 0.0, 0.0, torch.float16))
 
@@ -333,7 +333,7 @@ def test_matrices_are_rounded_once_for_both_ways(monkeypatch):
     back, given = kernels.gated_residual_back, []
     monkeypatch.setattr(kernels, "gated_residual_back", lambda *inputs: given.append(inputs) or back(*inputs))
     for dtype in (torch.float16, torch.float32):
-        y, rounded = kernels.gated_residual_there(x, None, None, *weights, None, 0.0, 0.0, dtype)
+        y, rounded = kernels.gated_residual(x, None, None, *weights, None, 0.0, 0.0, dtype)
         assert torch.equal(rounded, both.half() if dtype == torch.float16 else both[:0])
         assert not rounded.requires_grad
         y.sum().backward()

@@ -10,12 +10,12 @@ from oformer.nn.blocks import SelfAttentionBlock
 from oformer.nn.rotary import Rotary
 from tests.nn.compiled import printed
 from tests.nn.test_attention_kernels import BATCH, DEVICE, close, quadrature
+from tests.nn.test_feedforward_kernels import POINTS, norm_of, points
 
 kernels = pytest.importorskip("oformer.nn.norm_kernels", exc_type=ImportError)
 lookup_kernels = pytest.importorskip("oformer.nn.attention_lookup_kernels", exc_type=ImportError)
 sums_kernels = pytest.importorskip("oformer.nn.attention_sums_kernels", exc_type=ImportError)
 
-POINTS = 37
 WIDTHS = (16, 24, 96)
 
 
@@ -27,18 +27,6 @@ def several_blocks(monkeypatch):
         monkeypatch.setattr(lookup_kernels, "_ROWS", 16)
         monkeypatch.setattr(sums_kernels, "_ROWS", 16)
     monkeypatch.setattr(kernels, "_PROGRAMS", 5)
-
-
-def norm_of(width: int) -> nn.LayerNorm:
-    norm = nn.LayerNorm(width, device=DEVICE)
-    with torch.no_grad():
-        for p in norm.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return norm
-
-
-def points(width: int, *shape: int) -> Tensor:
-    return 0.5 + torch.randn(*(shape or (BATCH, POINTS)), width, device=DEVICE)
 
 
 def fused(x: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -69,18 +57,18 @@ def check(x: Tensor, norm: nn.LayerNorm, directions: list[Tensor] | None = None)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_values_and_gradients_are_the_plain_ones(width):
-    check(points(width), norm_of(width))
+    check(points(width), norm_of(width, True))
 
 
 @pytest.mark.parametrize("count", [1, 16, 700])
 def test_any_number_of_points(count):
-    check(points(16, count), norm_of(16))
+    check(points(16, count), norm_of(16, True))
 
 
 def test_no_points_at_all():
     """As one of several processes may have it."""
     x = points(16, BATCH, 0)
-    _, _, _, of_x, *others = with_gradients(fused, x, norm_of(16), [x, x, x])
+    _, _, _, of_x, *others = with_gradients(fused, x, norm_of(16, True), [x, x, x])
     assert of_x.shape == x.shape
     assert not any(g.any() for g in others)
 
@@ -89,11 +77,11 @@ def test_points_and_gradients_may_lie_otherwise():
     wide = points(32)
     for x in (wide[..., 5:21], wide[..., ::2], wide[:1, :, :16].expand(BATCH, -1, -1)):
         assert not x.is_contiguous()
-        check(x, norm_of(16), [torch.randn(BATCH, 16, POINTS, device=DEVICE).mT for _ in range(3)])
+        check(x, norm_of(16, True), [torch.randn(BATCH, 16, POINTS, device=DEVICE).mT for _ in range(3)])
 
 
 def test_each_result_has_a_gradient_of_its_own():
-    norm, x = norm_of(16), points(16).requires_grad_()
+    norm, x = norm_of(16, True), points(16).requires_grad_()
     for place in range(3):
         found = []
         for function in (fused, plain):
@@ -106,7 +94,7 @@ def test_each_result_has_a_gradient_of_its_own():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_only_what_is_asked_for_is_rounded(dtype):
-    norm, x = norm_of(96), points(96)
+    norm, x = norm_of(96, True), points(96)
     directions = [torch.randn_like(x), *(torch.randn_like(x).to(dtype).float() for _ in range(2))]
     r, one, other, *gradients = with_gradients(fused, x, norm, directions, dtype)
     exact, _, _, *expected = with_gradients(plain, x, norm, directions)
@@ -122,7 +110,7 @@ def test_only_what_is_asked_for_is_rounded(dtype):
 
 
 def test_statistics_far_from_zero_and_channels_that_are_all_the_same():
-    norm, x = norm_of(32), 1000 + 1e-1 * torch.randn(20, 32, device=DEVICE)
+    norm, x = norm_of(32, True), 1000 + 1e-1 * torch.randn(20, 32, device=DEVICE)
     exact = norm.double()(x.double()).float()
     torch.testing.assert_close(fused(x, norm.float(), torch.float32)[0], exact, rtol=3e-3, atol=3e-3)
     x = torch.full_like(x, 7.0)
@@ -132,7 +120,7 @@ def test_statistics_far_from_zero_and_channels_that_are_all_the_same():
 
 
 def test_the_same_gradients_each_time():
-    norm, x = norm_of(32), points(32)
+    norm, x = norm_of(32, True), points(32)
     one, other = (with_gradients(fused, x, norm, [x, x, x]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -197,7 +185,7 @@ def test_it_is_used_for_a_layer_norm_of_float32_alone(monkeypatch, calls):
 
 
 def test_the_operators_keep_what_torch_asks_of_operators():
-    norm, x = norm_of(16), points(16, 5)
+    norm, x = norm_of(16, True), points(16, 5)
     given = x, norm.weight.detach(), norm.bias.detach(), 1e-5
     torch.library.opcheck(kernels.normalized_there, (*given, torch.float16))
     torch.library.opcheck(kernels.normalized_back, (x, x.half(), x.half(), x, norm.weight.detach(), 1e-5))

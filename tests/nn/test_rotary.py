@@ -1,8 +1,6 @@
 """Rotary encoding turns pairs of channels by angles that grow with the coordinates, and only differences remain."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.nn.rotary import Rotary, expanded, once_per_grid
+from tests.nn.compiled import printed
 
 PERIODS = (1.0, 2.5, 0.5)
 dimensions = pytest.mark.parametrize("dim", [1, 2, 3])
@@ -229,28 +228,18 @@ COMPILED = """
 import torch
 from oformer.nn.rotary import Rotary
 
-layer, graphs = Rotary(2, 16, multiplier=3.0), []
-
-def look(graph, inputs):
-    graphs.append(graph)
-    return graph.forward
-
-def turned(x, coords):
-    return layer(x, layer.tables(coords))
-
-x, coords = torch.randn(3, 7, 2, 16), torch.rand(1, 7, 2).expand(3, -1, -1)
-torch.testing.assert_close(torch.compile(turned, backend=look, dynamic=False)(x, coords), turned(x, coords))
-print(*(node.target for graph in graphs for node in graph.graph.nodes))
+layer, x = Rotary(2, 16, multiplier=3.0), torch.randn(3, 7, 2, 16, requires_grad=True)
+turned = Compiled(lambda x, coords: layer(x, layer.tables(coords)))
+turned.check([x, torch.rand(1, 7, 2).expand(3, -1, -1)], [x])
 """
 
 
 def test_a_compiled_layer_computes_each_table_once():
     """Or each sample and head would compute the same cosines again. Without the shape checks, which cannot compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("oformer.turns") == 1
-    assert "cos" not in done.stdout
-    assert "sin" not in done.stdout
+    (nodes,) = printed(COMPILED)
+    assert nodes.count("oformer.turns") == 1
+    assert "cos" not in nodes
+    assert "sin" not in nodes
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
