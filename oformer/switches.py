@@ -34,7 +34,7 @@ def kernels_on(device: torch.device, module: str) -> ModuleType | None:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        warnings.warn(f"{module} needs Triton 3.6 or a like one; using plain code ({error})", stacklevel=3)
+        warnings.warn(f"{module} needs Triton 3.5 to 3.9 or a like one; using plain code ({error})", stacklevel=3)
         return None
 
 

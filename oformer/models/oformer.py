@@ -386,16 +386,17 @@ class OFormer(OperatorModel):
         return z, self._read(z, reads)
 
     def _marches_on_chip(self, z: Tensor) -> bool:
-        """Whether a fused kernel does the rollout: in bfloat16 on a GPU that has one for these widths."""
+        """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths."""
         p, d = self.config.propagator, self.config.decoder
         fits = p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
         if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda"):
             return False
-        if torch.get_autocast_dtype("cuda") != torch.bfloat16:
-            return False
         width = z.shape[-1]
         widths = tuple((width, width) for _ in self.steps[0].layers)
-        return fused_rollout(z.device.index, widths, tuple(tuple(x.weight.shape) for x in self.heads[0].layers))
+        return fused_rollout(
+            z.device.index, widths, tuple(tuple(x.weight.shape) for x in self.heads[0].layers), d.activation,
+            torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
+        )  # fmt: skip
 
     def _march(
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int
@@ -408,6 +409,7 @@ class OFormer(OperatorModel):
         step_norm, read_norm = self.step_norms[0], self.decode_norm
         assert isinstance(step_norm, nn.LayerNorm)  # or it would not fit
         assert isinstance(read_norm, nn.LayerNorm)
+        dtype = torch.get_autocast_dtype("cuda")
         with torch.autocast("cuda", enabled=False):
 
             def chain(network: MLP, norm: nn.LayerNorm, names: tuple[Context, ...], activation: Activation) -> Chain:
@@ -424,7 +426,7 @@ class OFormer(OperatorModel):
             read = chain(self.heads[0], read_norm, self.config.decoder.context, self.config.decoder.activation)
             bias, epsilon = self.heads[0].layers[-1].bias, step_norm.eps
             part = PART // 2 if self.recompute else PART  # smaller products take longer, and less memory
-            values = march(z.flatten(0, 1), step, read, bias, times, epsilon, part)
+            values = march(z.flatten(0, 1), step, read, bias, times, epsilon, dtype, part)
         return values.unflatten(1, (batch, queries)).transpose(0, 1)
 
     def _features(self, query: Field) -> Tensor | None:

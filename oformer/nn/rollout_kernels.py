@@ -6,12 +6,12 @@ steps. Their activations stay in shared memory (the "state") and in registers, w
 of 128 x 128 through a ring of four places, filled by asynchronous copies. Which tile comes when is a schedule, a table
 that the host writes in the order in which the kernel takes them.
 
-Everything that comes in tiles lies in one "arena" of bfloat16 numbers, as wide as the latents: weights, drives, latents
-(as float16, which rounds eight times finer). To go back only the normalized latents n of each step are kept there, and
-1 / std beside.
+Everything that comes in tiles lies in one "arena" of bfloat16 or float16 numbers, as wide as the latents: weights,
+drives, latents (always float16, which rounds eight times finer). To go back only the normalized latents n of each step
+are kept there, and 1 / std beside.
 
-Products are bfloat16 with sums in float32; sums over channels and times are float32 throughout. The plain twin is
-`OFormer.propagate` and `decode`; tests hold the two equal, values and gradients.
+Products are in the type of the arena with sums in float32; sums over channels and times are float32 throughout. The
+plain twin is `OFormer.propagate` and `decode`; tests hold the two equal, values and gradients.
 """
 
 import functools
@@ -33,6 +33,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from oformer.nn.rollout_back_kernels import PART, Chain, way_back
 
+
+def _either(module: Any, *names: str) -> Any:
+    """What Triton calls by the first of these names that it has: they change with its versions."""
+    found = [getattr(module, name) for name in names if hasattr(module, name)]
+    if not found:
+        raise ImportError(f"{module.__name__} has neither {' nor '.join(names)}")
+    return found[0]
+
+
+_barrier = _either(gl, "barrier", "thread_barrier")  # since Triton 3.7, before
+_load_tile = _either(tma, "async_load", "async_copy_global_to_shared")  # since 3.8, before
+_store_tile = _either(tma, "async_store", "async_copy_shared_to_global")
+
 _SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
 _TILE = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 128, 16]))
 _HALF = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, 64, 16]))
@@ -40,6 +53,7 @@ _LEFT = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=_TILE, k_width=
 _LEFT_HALF = gl.constexpr(gl.DotOperandLayout(operand_index=0, parent=_HALF, k_width=2))
 
 SIDE = 128  # of a tile; products of it keep the tensor cores busy while the next one is on its way
+_NUMBERS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}  # of the arena
 _STAGES = 4  # places of the ring; they and the state fill the shared memory
 
 
@@ -56,7 +70,61 @@ def supported(device: torch.device, step: Sequence[tuple[int, int]], read: Seque
     return SIDE <= inner <= width and SIDE <= outer < 2 * SIDE and read[2][0] <= 8
 
 
-def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon: float, part: int = PART) -> Tensor:
+def agrees(
+    device: torch.device,
+    step: Sequence[tuple[int, int]],
+    read: Sequence[tuple[int, int]],
+    activation: str,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether the kernels say what plain code says: one tile of points, two steps of random networks.
+
+    They are written in a part of Triton whose names, and perhaps whose meaning, change with its versions.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    def chain(shapes: Sequence[tuple[int, int]], activation: str) -> Chain:
+        weights = tuple(drawn(*shape) / shape[1] ** 0.5 for shape in shapes)
+        return Chain(weights, drawn(1, shapes[0][0]), activation)
+
+    with torch.autocast(device.type, enabled=False):
+        networks = chain(step, "gelu"), chain(read, activation)
+        z, bias = drawn(SIDE, step[0][1]), drawn(read[-1][0])
+        found, expected = march(z, *networks, bias, 2, 1e-5, dtype), march_plainly(z, *networks, bias, 2, 1e-5)
+        return bool((found - expected).norm() < 0.05 * expected.norm())
+
+
+def march_plainly(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon: float) -> Tensor:
+    """The plain twin of `march`."""
+    values = []
+    for _ in range(times):
+        z = z + _network(step, z, epsilon)
+        values.append(_network(read, z, epsilon) + bias)
+    return torch.stack(values)
+
+
+def _network(chain: Chain, z: Tensor, epsilon: float) -> Tensor:
+    activate = torch.nn.functional.gelu if chain.activation == "gelu" else torch.relu
+    h = torch.nn.functional.layer_norm(z, z.shape[1:], eps=epsilon)
+    h = h @ chain.weights[0].T + chain.drive.repeat(len(h) // len(chain.drive), 1)
+    for weight in chain.weights[1:]:
+        h = activate(h) @ weight.T
+    return h
+
+
+def march(
+    z: Tensor,
+    step: Chain,
+    read: Chain,
+    bias: Tensor,
+    times: int,
+    epsilon: float,
+    dtype: torch.dtype,
+    part: int = PART,
+) -> Tensor:
     """Values (times, rows, channels) in float32 at each step after latents z (rows, width).
 
     Args:
@@ -66,6 +134,7 @@ def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon
         bias: of the values.
         times: number of steps.
         epsilon: of the normalization.
+        dtype: that of products, bfloat16 or float16.
         part: points that go back together for the gradient.
     """
     rows = len(z)
@@ -75,7 +144,7 @@ def march(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon
         z = torch.nn.functional.pad(z, (0, 0, 0, padded))
         drives = [torch.nn.functional.pad(d, (0, 0, 0, padded)) if len(d) == rows else d for d in drives]
     shape = _Shape(z.shape[1] // SIDE, len(step.weights), len(read.weights[0]), len(read.weights[1]), len(bias))
-    plan = _Plan(shape, times, epsilon, read.activation, torch.is_grad_enabled(), part)
+    plan = _Plan(shape, times, epsilon, read.activation, torch.is_grad_enabled(), dtype, part)
     return _March.apply(plan, z, *drives, bias, *step.weights, *read.weights)[:, :rows]  # pyright: ignore
 
 
@@ -110,6 +179,7 @@ class _Plan(NamedTuple):
     epsilon: float
     activation: str
     keep: bool
+    dtype: torch.dtype
     part: int
 
 
@@ -142,7 +212,7 @@ class _March(torch.autograd.Function):
         shared = drive if len(drive) > 1 else drive.expand(SIDE, -1)
         tape_lines, drive_lines = len(tape) // SIDE, len(shared) // SIDE
         kept = (plan.times + 1) * tiles if plan.keep else 0
-        memory = z.new_empty((tape_lines + drive_lines + tiles + kept) * SIDE, width, dtype=torch.bfloat16)
+        memory = z.new_empty((tape_lines + drive_lines + tiles + kept) * SIDE, width, dtype=plan.dtype)
         first = tape_lines + drive_lines
         arena = _Arena(memory, tape_lines, first, first + tiles)
         arena.lines(0, tape_lines).copy_(tape)
@@ -156,7 +226,7 @@ class _March(torch.autograd.Function):
             arena.lines(arena.latents, tiles).view(torch.float16), scale, *floats, values,
             rows, tiles, drive_lines, len(read_drive), arena.n, plan.times, plan.epsilon,
             **shape.constants(), STEPS=shape.steps, ACTIVATION=plan.activation, KEEP=plan.keep, STAGES=_STAGES,
-            num_warps=8,
+            NUMBER=_NUMBERS[plan.dtype], num_warps=8,
         )  # fmt: skip
         ctx.plan = plan
         n = arena.lines(arena.n, kept).view(-1, rows, width)
@@ -223,9 +293,7 @@ def _fetch(
     entry = schedule + (item % PER) * 3
     number = gl.load(entry) + program * gl.load(entry + 1) + (program % shared_tiles) * gl.load(entry + 2)
     mbarrier.expect(ready.index(slot), 128 * 128 * 2, pred=wanted)
-    tma.async_copy_global_to_shared(
-        arena, [number // P * 128, number % P * 128], ready.index(slot), ring.index(slot), pred=wanted
-    )
+    _load_tile(arena, [number // P * 128, number % P * 128], ready.index(slot), ring.index(slot), pred=wanted)
 
 
 @gluon.jit
@@ -271,10 +339,10 @@ def _take(at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.constexpr, K
     ring, ready = queue[1], queue[2]
     slot = at % STAGES
     mbarrier.wait(ready.index(slot), (at // STAGES) & 1)
+    x = ring.index(slot).load(_TILE)
     if KIND == "half":
-        x = ring.index(slot)._reinterpret(gl.float16, [128, 128], _SHARED).load(_TILE).to(gl.float32)
-    else:
-        x = ring.index(slot).load(_TILE).to(gl.float32)
+        x = x.to(gl.float16, bitcast=True)
+    x = x.to(gl.float32)
     _refill(at, queue, P, PER, STAGES)
     return x, at + 1
 
@@ -308,18 +376,18 @@ def _seen_by_copies(row):
 def _settle():
     """What was stored in shared memory is seen by products and copies of all warps."""
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
 
 
 @gluon.jit
-def _begin(STAGES: gl.constexpr, P: gl.constexpr):
-    state = gl.allocate_shared_memory(gl.bfloat16, [P, 128, 128], _SHARED)
-    ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 128, 128], _SHARED)
+def _begin(STAGES: gl.constexpr, P: gl.constexpr, NUMBER: gl.constexpr):
+    state = gl.allocate_shared_memory(NUMBER, [P, 128, 128], _SHARED)
+    ring = gl.allocate_shared_memory(NUMBER, [STAGES, 128, 128], _SHARED)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES + 1):
         mbarrier.init(ready.index(i), count=1)
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
     return state, ring, ready
 
 
@@ -352,11 +420,11 @@ def _take_row(at, queue, P: gl.constexpr, PER: gl.constexpr, STAGES: gl.constexp
 def _send_state(arena, state, line, P: gl.constexpr):
     """The state on its way to a line of the arena."""
     for j in gl.static_range(P):
-        tma.async_copy_shared_to_global(arena, [line * 128, j * 128], state.index(j))
+        _store_tile(arena, [line * 128, j * 128], state.index(j))
 
 
 @gluon.jit
-def _normalize(a0, a1, a2, state, scale, epsilon, P: gl.constexpr, KEEP: gl.constexpr):
+def _normalize(a0, a1, a2, state, scale, epsilon, P: gl.constexpr, KEEP: gl.constexpr, NUMBER: gl.constexpr):
     """Latents, normalized, into the state."""
     WIDTH: gl.constexpr = P * 128
     mean = gl.sum(a0, 1)
@@ -374,12 +442,12 @@ def _normalize(a0, a1, a2, state, scale, epsilon, P: gl.constexpr, KEEP: gl.cons
         a2 -= mean[:, None]
         square += gl.sum(a2 * a2, 1)
     inverse = gl.rsqrt(square * (1 / WIDTH) + epsilon)
-    gl.thread_barrier()
-    state.index(0).store((a0 * inverse[:, None]).to(gl.bfloat16))
+    _barrier()
+    state.index(0).store((a0 * inverse[:, None]).to(NUMBER))
     if P > 1:
-        state.index(1).store((a1 * inverse[:, None]).to(gl.bfloat16))
+        state.index(1).store((a1 * inverse[:, None]).to(NUMBER))
     if P > 2:
-        state.index(2).store((a2 * inverse[:, None]).to(gl.bfloat16))
+        state.index(2).store((a2 * inverse[:, None]).to(NUMBER))
     _settle()
     if KEEP:
         gl.store(scale, inverse)
@@ -389,7 +457,7 @@ def _normalize(a0, a1, a2, state, scale, epsilon, P: gl.constexpr, KEEP: gl.cons
 def _march_kernel(
     arena, schedule, start, z, scale, read_drive, last, bias, values, rows, tiles, shared_tiles, read_period, n_line,
     times, epsilon, P: gl.constexpr, Q1: gl.constexpr, Q2: gl.constexpr, STEPS: gl.constexpr, CHANNELS: gl.constexpr,
-    ACTIVATION: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr,
+    ACTIVATION: gl.constexpr, KEEP: gl.constexpr, STAGES: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     WIDTH: gl.constexpr = P * 128
     # Widths that are read through, in halves of a tile: full tiles and perhaps one half.
@@ -398,7 +466,7 @@ def _march_kernel(
     F2: gl.constexpr = Q2 // 2
     H2: gl.constexpr = Q2 % 2
     PER: gl.constexpr = P * P * STEPS + 2 * P + P * (F1 + H1) + (F1 + H1) * (F2 + H2)
-    state, ring, ready = _begin(STAGES, P)
+    state, ring, ready = _begin(STAGES, P, NUMBER)
     program = gl.program_id(0)
     queue = (arena, ring, ready, schedule, PER * times, program, shared_tiles)
     for i in gl.static_range(STAGES):
@@ -420,7 +488,7 @@ def _march_kernel(
         a2 = gl.load(start + where + 256)
         gl.store(kept + 256, a2.to(gl.float16))
     _seen_by_copies(row)
-    _normalize(a0, a1, a2, state, scale + row, epsilon, P, KEEP)
+    _normalize(a0, a1, a2, state, scale + row, epsilon, P, KEEP, NUMBER)
     if KEEP:
         _send_state(arena, state, n_line + program, P)
     for t in range(1, times + 1):
@@ -434,12 +502,12 @@ def _march_kernel(
             a0, a1, a2, at = _layer(state, a0, a1, a2, at, queue, P, PER, STAGES)
             if KEEP:
                 tma.store_wait(0)
-            gl.thread_barrier()
-            state.index(0).store(_activate(a0, "gelu").to(gl.bfloat16))
+            _barrier()
+            state.index(0).store(_activate(a0, "gelu").to(NUMBER))
             if P > 1:
-                state.index(1).store(_activate(a1, "gelu").to(gl.bfloat16))
+                state.index(1).store(_activate(a1, "gelu").to(NUMBER))
             if P > 2:
-                state.index(2).store(_activate(a2, "gelu").to(gl.bfloat16))
+                state.index(2).store(_activate(a2, "gelu").to(NUMBER))
             _settle()
         # The last layer adds to the latents.
         a0, a1, a2, at = _take_row(at, queue, P, PER, STAGES, "half")
@@ -450,7 +518,7 @@ def _march_kernel(
         if P > 2:
             gl.store(kept + 256, a2.to(gl.float16))
         _seen_by_copies(row)
-        _normalize(a0, a1, a2, state, scale + t * rows + row, epsilon, P, KEEP)
+        _normalize(a0, a1, a2, state, scale + t * rows + row, epsilon, P, KEEP, NUMBER)
         if KEEP:
             _send_state(arena, state, n_line + t * tiles + program, P)
         # What is read of them; the state stays for the next step.
@@ -468,14 +536,14 @@ def _march_kernel(
         beside = read_drive + (row % read_period)[:, None] * (Q1 * 64) + column[None, :]
         row_half = program * 128 + gl.arange(0, 128, layout=gl.SliceLayout(1, _HALF))
         column_half = gl.arange(0, 64, layout=gl.SliceLayout(0, _HALF))
-        b0 = gl.convert_layout(_activate(a0 + gl.load(beside), ACTIVATION).to(gl.bfloat16), _LEFT)
+        b0 = gl.convert_layout(_activate(a0 + gl.load(beside), ACTIVATION).to(NUMBER), _LEFT)
         b1 = b0
         if F1 > 1:
-            b1 = gl.convert_layout(_activate(a1 + gl.load(beside + 128), ACTIVATION).to(gl.bfloat16), _LEFT)
-        bh = gl.full([128, 64], 0.0, gl.bfloat16, _LEFT_HALF)
+            b1 = gl.convert_layout(_activate(a1 + gl.load(beside + 128), ACTIVATION).to(NUMBER), _LEFT)
+        bh = gl.full([128, 64], 0.0, NUMBER, _LEFT_HALF)
         if H1:
             at_half = read_drive + (row_half % read_period)[:, None] * (Q1 * 64) + F1 * 128 + column_half[None, :]
-            bh = gl.convert_layout(_activate(h + gl.load(at_half), ACTIVATION).to(gl.bfloat16), _LEFT_HALF)
+            bh = gl.convert_layout(_activate(h + gl.load(at_half), ACTIVATION).to(NUMBER), _LEFT_HALF)
         # Each part of the first width times its share of the second.
         a0 = gl.full([128, 128], 0.0, gl.float32, _TILE)
         h = gl.full([128, 64], 0.0, gl.float32, _HALF)

@@ -3,6 +3,7 @@
 A test gives `printed` a script, which says `device = kernels_everywhere()` and compares with `Compiled`.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -31,6 +32,40 @@ def kernels_everywhere() -> str:
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.manual_seed(0)
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def kernels_for_hopper() -> dict[str, set[str]]:
+    """Use fused kernels on a CPU, and instead of running any of them compile it for a Hopper GPU.
+
+    Returns:
+        The code made for each kernel, by name, which grows as they are met. What they would write is not written.
+    """
+    os.environ.pop("TRITON_INTERPRET", None)
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from oformer.nn import attention
+
+    class Hopper:
+        """What a compiler asks of a GPU."""
+
+        get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+        get_current_device = staticmethod(lambda: 0)
+        get_current_stream = staticmethod(lambda device: 0)
+
+    driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    kernels_everywhere()
+    attention.fused_sums = lambda device: True
+    made: dict[str, set[str]] = {}
+    run = JITFunction.run
+
+    def compile_only(self, *arguments, grid, warmup, **options):
+        kernel = run(self, *arguments, grid=grid, warmup=True, **options)
+        made.setdefault(self.fn.__name__, set()).add(kernel.asm["ptx"])
+
+    JITFunction.run = compile_only
+    return made
 
 
 class Compiled:

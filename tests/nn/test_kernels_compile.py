@@ -1,0 +1,65 @@
+"""Every kernel compiles for a Hopper GPU with the installed Triton. No GPU is needed for that, and none is used.
+
+Elsewhere an interpreter runs them without a GPU, and does not notice what a compiler refuses; and a part of Triton in
+which the rollout is written changes its names from version to version.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import oformer.nn
+from tests.nn.compiled import printed
+
+pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
+
+SCRIPT = """
+made = kernels_for_hopper()
+from oformer.fields import Field
+from oformer.nn.rollout_kernels import Chain, march
+from oformer.nn.rotary_kernels import turns
+from oformer.recipes import recipe_named
+
+def encode(name, dtype):
+    recipe = recipe_named(name)
+    spec = recipe.data_spec()
+    model = recipe.model.build(spec).train()
+    grid = torch.rand(1, 64, spec.dim).expand(2, -1, -1)
+    input = Field.of(grid, torch.rand(2, spec.in_times, 64, spec.in_channels))
+    with torch.autocast("cpu", dtype):
+        model.query(model.encode(input), input, Field.of(grid)).float().sum().backward()
+
+def leaf(*shape):
+    return torch.rand(*shape).requires_grad_()
+
+def chain(shapes, activation):
+    return Chain(tuple(leaf(*shape) for shape in shapes), leaf(1, shapes[0][0]), activation)
+
+encode("ns2-part", torch.float16)
+turns(torch.rand(64, 2), torch.rand(2, 8))
+steps, reads = ((384, 384),) * 3, ((192, 384), (192, 192), (1, 192))
+march(leaf(128, 384), chain(steps, "gelu"), chain(reads, "gelu"), leaf(1), 2, 1e-5, torch.float16).sum().backward()
+steps, reads = ((256, 256),) * 4, ((256, 256), (128, 256), (4, 128))
+march(leaf(128, 256), chain(steps, "gelu"), chain(reads, "relu"), leaf(4), 2, 1e-5, torch.bfloat16).sum().backward()
+for name, codes in made.items():
+    print(name, all(".target sm_90a" in code for code in codes), any("wgmma" in code for code in codes))
+"""
+
+
+def started() -> set[str]:
+    """The kernels that some function of ours starts: names with a grid in brackets, and called."""
+    names = set()
+    for path in Path(oformer.nn.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
+                    names.add(name)
+    return names
+
+
+def test_every_kernel_compiles_for_hopper():
+    found = {name: (hopper, cores) for name, hopper, cores in map(str.split, printed(SCRIPT))}
+    assert {hopper for hopper, _ in found.values()} == {"True"}
+    assert found["_march_kernel"][1] == "True"  # it multiplies on the tensor cores of such a GPU
+    assert set(found) == started()
