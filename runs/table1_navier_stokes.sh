@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 for name in ns3 ns2-part ns2-part-plus ns1 ns2-full ns-mix; do
     oformer train "$name" --out "outputs/$name" "$@"
     case $name in
-        ns3 | ns-mix) oformer zoo add "outputs/$name" --finer --card-only ;;
+        ns1 | ns3 | ns-mix) oformer zoo add "outputs/$name" --finer --card-only ;;
         *-plus) oformer zoo add "outputs/$name" --finer --half --average 16 ;;
         *) oformer zoo add "outputs/$name" --finer --half ;;
     esac
