@@ -6,6 +6,7 @@ and choose a window system. matplotlib is imported when the first figure is made
 
 import contextlib
 import io
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,10 +91,12 @@ def message(text: str) -> "matplotlib.figure.Figure":
 
 
 def legend_above(figure: "matplotlib.figure.Figure", handles: Mapping[str, Any]) -> None:
-    """One legend for all axes, above them, in as many columns as the names leave room for."""
-    # A handle, the gaps, and about six points for each letter.
-    widest = max(len(name) for name in handles) * 6 + 45
-    columns = max(1, min(len(handles), int(figure.get_size_inches()[0] * 72 / widest)))
+    """One legend for all axes, above them, in as many columns as fit; its lines add to the height."""
+    width, height = figure.get_size_inches()
+    # A handle, the gaps, and about five points for each letter.
+    widest = max(len(name) for name in handles) * 5 + 45
+    columns = max(1, min(len(handles), int(width * 72 / widest)))
+    figure.set_size_inches(width, height + 0.2 * (math.ceil(len(handles) / columns) - 1))
     figure.legend(list(handles.values()), list(handles), loc="outside upper left", ncols=columns)
 
 
