@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from oformer.analysis import resolution_sweep
-from oformer.checkpoint import WEIGHTS
+from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
@@ -228,12 +228,13 @@ def _flat(value: Any) -> list[Any]:
     return [part for item in value for part in _flat(item)] if isinstance(value, list | tuple) else [value]
 
 
-def card_page(card: ModelCard, paper: str = "") -> str:
+def card_page(card: ModelCard, paper: str = "", checkpoint: Checkpoint | None = None) -> str:
     """The card as a page for people.
 
     Args:
         card: its numbers.
         paper: the row of the paper that it repeats.
+        checkpoint: of the shipped weights, if they are.
     """
     shipped, scores, data = card.seeds[0], card.scores, card.data
     rows = [
@@ -262,25 +263,18 @@ def card_page(card: ModelCard, paper: str = "") -> str:
                   for run in card.seeds]  # fmt: skip
         spread = statistics.stdev(errors)
         lines += ["", f"Mean {statistics.fmean(errors):.4e}, standard deviation {spread:.1e}; float32 weights."]
-    lines += _usage(card) if card.with_weights else ["", f"{card.licence} licence."]
-    return "\n".join(lines) + "\n"
-
-
-def _usage(card: ModelCard) -> list[str]:
-    return [
+    if checkpoint is None:
+        return "\n".join([*lines, "", f"{card.licence} licence."]) + "\n"
+    lines += [
         "",
         "## Use",
         "",
-        "```python",
-        "from oformer import Field, Predictor",
-        "",
-        f'predict = Predictor("{card.name}")',
-        "answer = predict(Field.of(coords, values), query_points)",
-        "```",
+        *how_to_use(checkpoint, card.name),
         "",
         f"`oformer evaluate zoo:{card.name}` makes the test samples again and compares. Values are in physical units;",
         f"the normalization is part of the weights. {card.licence} licence.",
     ]
+    return "\n".join(lines) + "\n"
 
 
 def _error_rows(card: ModelCard) -> list[tuple[str, str]]:

@@ -148,6 +148,51 @@ def parameter_count(operator: Operator) -> int:
     return sum(p.numel() for p in operator.model.parameters())
 
 
+def in_python(checkpoint: Checkpoint, place: str) -> str:
+    """The call that answers, for somebody who has the arrays of `arrays_of_a_call`.
+
+    Args:
+        checkpoint: what is called.
+        place: its folder, or its name in the zoo.
+    """
+    query = "Field.of(query_points, features)" if checkpoint.operator.spec.query_channels else "query_points"
+    return (
+        "from oformer import Field, Predictor\n\n"
+        f'predict = Predictor("{place}")\n'
+        f"answer = predict(Field.of(coords, values), {query})"
+    )
+
+
+def arrays_of_a_call(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
+    """The arrays that go into an operator and come out: what they are called, their shape, and what they hold."""
+    spec, names = checkpoint.operator.spec, checkpoint.data or Card("")
+
+    def held(names: tuple[str, ...], categories: int) -> str:
+        return ", ".join(names) + f", as a code from 0 to {categories - 1}" * bool(categories)
+
+    rows = [
+        ("coords", f"(points, {spec.dim})", "where the input is known"),
+        ("values", f"({spec.in_times}, points, {spec.in_channels})", held(names.inputs, spec.in_categories)),
+        ("query_points", f"(queries, {spec.dim})", "where to answer"),
+    ]
+    if spec.query_channels:
+        rows.append(("features", f"(queries, {spec.query_channels})", held(names.queries, spec.query_categories)))
+    return [*rows, ("answer.values", f"({spec.out_times}, queries, {spec.out_channels})", held(names.targets, 0))]
+
+
+def how_to_use(checkpoint: Checkpoint, place: str) -> list[str]:
+    """The call and its arrays as lines of Markdown."""
+    return [
+        "```python",
+        in_python(checkpoint, place),
+        "```",
+        "",
+        "| array | shape | holds |",
+        "|---|---|---|",
+        *(f"| `{name}` | {shape} | {what} |" for name, shape, what in arrays_of_a_call(checkpoint)),
+    ]
+
+
 def model_card(checkpoint: Checkpoint) -> str:
     """The README of a checkpoint."""
     spec, scores = checkpoint.operator.spec, checkpoint.scores
@@ -171,12 +216,7 @@ def model_card(checkpoint: Checkpoint) -> str:
     lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items() if value is not None]
     lines += [
         "",
-        "```python",
-        "from oformer import Field, Predictor",
-        "",
-        'predict = Predictor("path/to/this/folder")',
-        "answer = predict(Field.of(coords, values), query_points)",
-        "```",
+        *how_to_use(checkpoint, "path/to/this/folder"),
         "",
         "Values are in physical units; the normalization is part of the weights. MIT licence.",
     ]

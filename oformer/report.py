@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oformer.analysis import resolution_sweep
-from oformer.checkpoint import Checkpoint, parameter_count
+from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field
@@ -144,7 +144,8 @@ def write_report(
     sections += [page.Picture(page.CAPTIONS[name], figure) for name, figure in pictures(seen).items()]
     sections += [
         page.Text([f"{test.card.title}. {test.card.text}"]),
-        page.Code("Use it from Python:", _usage(run)),
+        page.Code("Use it from Python:", in_python(checkpoint, str(run))),
+        page.Table("Its arrays", ("array", "shape", "holds"), arrays_of_a_call(checkpoint)),
         page.Code("The recipe, complete:", json.dumps(checkpoint.recipe, indent=2)),
     ]
     path = run / "report.html"
@@ -166,11 +167,3 @@ def _summary(checkpoint: Checkpoint) -> page.Table:
         rows.append(("in the paper", checkpoint.recipe["paper"]))
     rows += [(name, str(value)) for name, value in checkpoint.provenance.items() if value is not None]
     return page.Table("The run (errors are relative L2, in physical units)", ("", "value"), rows)
-
-
-def _usage(run: Path) -> str:
-    return (
-        "from oformer import Field, Predictor\n\n"
-        f'predict = Predictor("{run}")\n'
-        "answer = predict(Field.of(coords, values), query_points)"
-    )

@@ -307,7 +307,7 @@ def _write(
         kept = sorted(path for path in place.iterdir() if path.name != PAGE)
         card = dataclasses.replace(card, files={path.name: sha256(path) for path in kept})
         write_json(place / CARD, dataclasses.asdict(card))
-        write_text(place / PAGE, card_page(card, paper))
+        write_text(place / PAGE, card_page(card, paper, checkpoint))
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from oformer import zoo
-from oformer.cards import CARD, DataRecord, ModelCard, SeedRun, other_views, read_card, training_command
+from oformer.cards import CARD, DataRecord, ModelCard, SeedRun, card_page, other_views, read_card, training_command
 from oformer.checkpoint import WEIGHTS, load_checkpoint
 from oformer.cli import _override, main, parse
 from oformer.data.dataset import PointDataset, View
@@ -657,6 +657,26 @@ def test_the_zoo_is_small_and_whole(monkeypatch):
     for name in zoo_names():
         assert zoo.damage(name) == [], name
         assert read_card(zoo_folder() / name).name == name
+
+
+@pytest.mark.filterwarnings("ignore::oformer.errors.OutsideTraining")
+@pytest.mark.parametrize("name", ["burgers-demo", "darcy-141", "electro", "magneto-aug", "ns2-part-plus"])
+def test_what_a_page_shows_works(name, monkeypatch):
+    """Its code runs on arrays of the shapes that it tells, and answers with what it tells."""
+    monkeypatch.delenv("OFORMER_ZOO", raising=False)
+    page = (zoo_folder() / name / "README.md").read_text()
+    checkpoint = load_checkpoint(zoo_folder() / name)
+    assert page == card_page(read_card(zoo_folder() / name), checkpoint.recipe["paper"], checkpoint)
+    (code,) = re.findall(r"```python\n(.*?)\n```", page, re.DOTALL)
+    shapes = {
+        array: tuple({"points": 50, "queries": 7}.get(size) or int(size) for size in shape.split(", "))
+        for array, shape in re.findall(r"^\| `([\w.]+)` \| \((.*?)\) \|", page, re.MULTILINE)
+    }
+    told = shapes.pop("answer.values")
+    known = {array: np.random.default_rng(0).random(shape) for array, shape in shapes.items()}
+    exec(code, known)
+    assert tuple(known["answer"].values.shape) == told
+    assert torch.isfinite(known["answer"].values).all()
 
 
 @pytest.mark.slow
