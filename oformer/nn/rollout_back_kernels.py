@@ -87,9 +87,10 @@ def way_back(n: Tensor, scale: Tensor, step: Chain, read: Chain, of_values: Tens
     )
     of_first = torch.zeros_like(first, dtype=torch.float32)
     room = _Room(n.new_empty, size, step, read)
-    for begin in range(0, rows, size):
-        here = slice(begin, min(begin + size, rows))
-        _march_back(n[:, here], scale[:, here], here, step, read, first, of_values[:, here], room, totals, of_first)
+    with torch.cuda.device_of(n):  # Triton starts kernels on the current device
+        for begin in range(0, rows, size):
+            here = slice(begin, min(begin + size, rows))
+            _march_back(n[:, here], scale[:, here], here, step, read, first, of_values[:, here], room, totals, of_first)
     drives = [
         added_up(total)[None] if len(chain.drive) == 1 else total
         for chain, total in zip((step, read), drives, strict=True)

@@ -220,14 +220,15 @@ class _March(torch.autograd.Function):
         scale = z.new_empty(plan.times + 1 if plan.keep else 1, rows, dtype=torch.float32)
         values = z.new_empty(plan.times, rows, shape.channels, dtype=torch.float32)
         floats = [x.detach().float().contiguous() for x in (read_drive, weights[-1], bias)]
-        _march_kernel[(tiles,)](
-            arena.tiles, _schedule(shape, arena.drive, arena.latents, z.device),
-            z.detach().float().contiguous(),
-            arena.lines(arena.latents, tiles).view(torch.float16), scale, *floats, values,
-            rows, tiles, drive_lines, len(read_drive), arena.n, plan.times, plan.epsilon,
-            **shape.constants(), STEPS=shape.steps, ACTIVATION=plan.activation, KEEP=plan.keep, STAGES=_STAGES,
-            NUMBER=_NUMBERS[plan.dtype], num_warps=8,
-        )  # fmt: skip
+        with torch.cuda.device_of(z):  # Triton starts kernels on the current device
+            _march_kernel[(tiles,)](
+                arena.tiles, _schedule(shape, arena.drive, arena.latents, z.device),
+                z.detach().float().contiguous(),
+                arena.lines(arena.latents, tiles).view(torch.float16), scale, *floats, values,
+                rows, tiles, drive_lines, len(read_drive), arena.n, plan.times, plan.epsilon,
+                **shape.constants(), STEPS=shape.steps, ACTIVATION=plan.activation, KEEP=plan.keep, STAGES=_STAGES,
+                NUMBER=_NUMBERS[plan.dtype], num_warps=8,
+            )  # fmt: skip
         ctx.plan = plan
         n = arena.lines(arena.n, kept).view(-1, rows, width)
         ctx.save_for_backward(n, scale, drive, read_drive, *weights)

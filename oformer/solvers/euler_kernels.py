@@ -37,16 +37,17 @@ def fused_residual(state: Tensor, now: Tensor, push: Tensor, weight: Tensor, fre
     inverse = state.new_empty((n, lanes))
     shape = {"N": n, "LANES": lanes, "BLOCK": triton.next_power_of_2(lanes), "NODES": _NODES, "SLOTS": len(t.neighbors)}
     grid = (triton.cdiv(n, _NODES),)
-    _sums[grid](
-        state, t.neighbors, t.nx, t.ny, t.area, t.felt, t.border_x, t.border_y, t.border_area, weight,
-        sums, basis, inverse, **shape, num_warps=4,
-    )  # fmt: skip
-    flux, blocks = border(state, free, inverse, t)
     balance, d = torch.empty_like(state), torch.empty_like(state)
-    _balance[grid](
-        state, now, push, weight, t.neighbors, t.nx, t.ny, t.area, t.spread, sums, inverse, flux, blocks, balance, d,
-        FAR=t.far, WALL=t.wall, **shape, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(state):  # Triton starts kernels on the current device
+        _sums[grid](
+            state, t.neighbors, t.nx, t.ny, t.area, t.felt, t.border_x, t.border_y, t.border_area, weight,
+            sums, basis, inverse, **shape, num_warps=4,
+        )  # fmt: skip
+        flux, blocks = border(state, free, inverse, t)
+        _balance[grid](
+            state, now, push, weight, t.neighbors, t.nx, t.ny, t.area, t.spread, sums, inverse, flux, blocks, balance,
+            d, FAR=t.far, WALL=t.wall, **shape, num_warps=4,
+        )  # fmt: skip
     return balance, basis, inverse, blocks, d
 
 
@@ -54,11 +55,12 @@ def fused_sweep(d: Tensor, balance: Tensor, basis: Tensor, inverse: Tensor, bloc
     """One Jacobi sweep; see `euler_fv.sweep`."""
     _, n, lanes = d.shape
     out = torch.empty_like(d)
-    _sweep[(triton.cdiv(n, _NODES),)](
-        d, balance, basis, inverse, blocks, t.neighbors, t.nx, t.ny, t.area, out,
-        WALL=t.wall, N=n, LANES=lanes, BLOCK=triton.next_power_of_2(lanes), NODES=_NODES, SLOTS=len(t.neighbors),
-        num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(d):
+        _sweep[(triton.cdiv(n, _NODES),)](
+            d, balance, basis, inverse, blocks, t.neighbors, t.nx, t.ny, t.area, out,
+            WALL=t.wall, N=n, LANES=lanes, BLOCK=triton.next_power_of_2(lanes), NODES=_NODES, SLOTS=len(t.neighbors),
+            num_warps=4,
+        )  # fmt: skip
     return out
 
 

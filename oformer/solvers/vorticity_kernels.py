@@ -114,8 +114,9 @@ class FusedRungeKutta:
 
     def step(self) -> None:
         """One time step."""
-        for stage in (1, 2, 3, 4):
-            self._slope(self.state if stage == 1 else self.stage, stage)
+        with torch.cuda.device_of(self.state):  # Triton starts kernels on the current device
+            for stage in (1, 2, 3, 4):
+                self._slope(self.state if stage == 1 else self.stage, stage)
 
     def _slope(self, where: Tensor, stage: int) -> None:
         shape = {"QUARTER": self.quarter, "PARITY": self.parity}

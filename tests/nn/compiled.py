@@ -3,6 +3,7 @@
 A test gives `printed` a script, which says `device = kernels_everywhere()` and compares with `Compiled`.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def kernels_everywhere() -> str:
 def kernels_for_hopper() -> dict[str, set[str]]:
     """Use fused kernels on a CPU, and instead of running any of them compile it for a Hopper GPU.
 
+    None may be started but on the device of its tensors: Triton takes the current one.
+
     Returns:
         The code made for each kernel, by name, which grows as they are met. What they would write is not written.
     """
@@ -54,6 +57,15 @@ def kernels_for_hopper() -> dict[str, set[str]]:
         get_current_device = staticmethod(lambda: 0)
         get_current_stream = staticmethod(lambda device: 0)
 
+    at = []
+
+    @contextlib.contextmanager
+    def device_of(tensor: Tensor):
+        at.append(tensor.device)
+        yield
+        at.pop()
+
+    torch.cuda.device_of = device_of
     driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     kernels_everywhere()
     attention.fused_sums = lambda device: True
@@ -61,6 +73,7 @@ def kernels_for_hopper() -> dict[str, set[str]]:
     run = JITFunction.run
 
     def compile_only(self, *arguments, grid, warmup, **options):
+        assert at, f"{self.fn.__name__} is started wherever the process is"
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         made.setdefault(self.fn.__name__, set()).add(kernel.asm["ptx"])
 
