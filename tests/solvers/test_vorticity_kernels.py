@@ -18,7 +18,7 @@ def compare(points, *, fused, batch=2, scale=1.0, steps=4, viscosity=(1e-4, 1e-3
     return solve(initial, viscosity=nu, times=[0.0, 0.01 * steps], time_step=0.01, fused=fused)
 
 
-@pytest.mark.parametrize("points", [64, 128])
+@pytest.mark.parametrize("points", [64, pytest.param(128, marks=pytest.mark.slow)])
 def test_fused_steps_are_the_plain_ones(points):
     initial, later = compare(points, fused=True).unbind(1)
     _, plain = compare(points, fused=False).unbind(1)
