@@ -20,14 +20,14 @@ from oformer.nn.rollout_kernels import Chain, march
 from oformer.nn.rotary_kernels import turns
 from oformer.recipes import recipe_named
 
-def encode(name, dtype):
-    recipe = recipe_named(name)
-    spec = recipe.data_spec()
-    model = recipe.model.build(spec).train()
-    grid = torch.rand(1, 64, spec.dim).expand(2, -1, -1)
-    input = Field.of(grid, torch.rand(2, spec.in_times, 64, spec.in_channels))
-    with torch.autocast("cpu", dtype):
-        model.query(model.encode(input), input, Field.of(grid)).float().sum().backward()
+recipe = recipe_named("ns2-part")
+spec = recipe.data_spec()
+grid = torch.rand(1, 64, spec.dim).expand(2, -1, -1)
+input = Field.of(grid, torch.rand(2, spec.in_times, 64, spec.in_channels))
+model = recipe.model.build(spec).train()
+with torch.autocast("cpu", torch.float16):
+    model.query(model.encode(input), input, Field.of(grid)).float().sum().backward()
+turns(torch.rand(64, 2), torch.rand(2, 8))
 
 def leaf(*shape):
     return torch.rand(*shape).requires_grad_()
@@ -35,8 +35,6 @@ def leaf(*shape):
 def chain(shapes, activation):
     return Chain(tuple(leaf(*shape) for shape in shapes), leaf(1, shapes[0][0]), activation)
 
-encode("ns2-part", torch.float16)
-turns(torch.rand(64, 2), torch.rand(2, 8))
 steps, reads = ((384, 384),) * 3, ((192, 384), (192, 192), (1, 192))
 march(leaf(128, 384), chain(steps, "gelu"), chain(reads, "gelu"), leaf(1), 2, 1e-5, torch.float16).sum().backward()
 steps, reads = ((256, 256),) * 4, ((256, 256), (128, 256), (4, 128))

@@ -42,6 +42,14 @@ class Chain(NamedTuple):
     drive: Tensor  # (rows, width) where rows divides the number of latents: one, a grid shared by samples, or all
     activation: str  # gelu or relu
 
+    def plainly(self, n: Tensor) -> Tensor:
+        """What it makes of normalized latents, in plain code."""
+        activate = torch.nn.functional.gelu if self.activation == "gelu" else torch.relu
+        h = n @ self.weights[0].T + self.drive.repeat(len(n) // len(self.drive), 1)
+        for weight in self.weights[1:]:
+            h = activate(h) @ weight.T
+        return h
+
 
 class Gradients(NamedTuple):
     """Of all that a rollout depends on, in float32."""

@@ -99,20 +99,15 @@ def agrees(
 
 def march_plainly(z: Tensor, step: Chain, read: Chain, bias: Tensor, times: int, epsilon: float) -> Tensor:
     """The plain twin of `march`."""
+
+    def normalized(z: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(z, z.shape[1:], eps=epsilon)
+
     values = []
     for _ in range(times):
-        z = z + _network(step, z, epsilon)
-        values.append(_network(read, z, epsilon) + bias)
+        z = z + step.plainly(normalized(z))
+        values.append(read.plainly(normalized(z)) + bias)
     return torch.stack(values)
-
-
-def _network(chain: Chain, z: Tensor, epsilon: float) -> Tensor:
-    activate = torch.nn.functional.gelu if chain.activation == "gelu" else torch.relu
-    h = torch.nn.functional.layer_norm(z, z.shape[1:], eps=epsilon)
-    h = h @ chain.weights[0].T + chain.drive.repeat(len(h) // len(chain.drive), 1)
-    for weight in chain.weights[1:]:
-        h = activate(h) @ weight.T
-    return h
 
 
 def march(

@@ -7,25 +7,18 @@ from torch import Tensor
 
 kernels = pytest.importorskip("oformer.nn.rollout_back_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
 def rollout(z: Tensor, step, read, bias: Tensor, times: int) -> tuple[Tensor, Tensor, Tensor]:
     """Values, normalized latents and their scale, plainly."""
-
-    def network(chain, h: Tensor) -> Tensor:
-        h = h @ chain.weights[0].T + chain.drive.repeat(len(h) // len(chain.drive), 1)
-        for weight in chain.weights[1:]:
-            h = ACTIVATIONS[chain.activation](h) @ weight.T
-        return h
 
     def normalized(z: Tensor) -> Tensor:
         return F.layer_norm(z, z.shape[1:])
 
     states = [z]
     for _ in range(times):
-        states.append(states[-1] + network(step, normalized(states[-1])))
-    values = [network(read, normalized(z)) + bias for z in states[1:]]
+        states.append(states[-1] + step.plainly(normalized(states[-1])))
+    values = [read.plainly(normalized(z)) + bias for z in states[1:]]
     scale = [(z.var(1, unbiased=False) + 1e-5).rsqrt() for z in states]
     return torch.stack(values), torch.stack([normalized(z) for z in states]), torch.stack(scale)
 
