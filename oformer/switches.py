@@ -4,11 +4,13 @@
 type of products and whether a model is exported, is asked here too.
 """
 
+import functools
 import importlib
 import importlib.util
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +22,22 @@ def fused_kernels(device: torch.device) -> bool:
     """Whether this device runs the fused kernels: a CUDA GPU with tensor cores for bfloat16, and Triton installed."""
     if os.environ.get("OFORMER_FUSED", "1") == "0" or device.type != "cuda" or torch.version.cuda is None:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and importlib.util.find_spec("triton") is not None
+    if torch.cuda.get_device_capability(device) < (8, 0) or importlib.util.find_spec("triton") is None:
+        return False
+    _choose_assembler()
+    return True
+
+
+@functools.cache
+def _choose_assembler() -> None:
+    """Have Triton assemble kernels with the ptxas that comes with torch, where there is one and nobody chose another.
+
+    torch.compile does so too, but only once it compiles something: where it finds all in the cache of an earlier run,
+    kernels would go to Triton's own ptxas, and be others than in that run (docs/log.md has one that then crashed).
+    """
+    ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
+    if os.access(ptxas, os.X_OK):
+        os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def kernels_on(device: torch.device, module: str) -> ModuleType | None:

@@ -227,10 +227,19 @@ def _launch(
     settings = {
         "TURNED": cos is not None, "DROPOUT": 0.0 if seed is None else dropout,
         "HEADS": first.shape[-2] // width, "WIDTH": width, "PAIRS": width // (2 * dim), "ROWS": _ROWS,
-        "EDGES": _edges(width // 2), "COLUMNS": _edges(width), "STEP": _step(width), "STAGES": 2,
+        "EDGES": _edges(width // 2), "COLUMNS": _columns(width), "STEP": _step(width), "STAGES": 2,
         "PRECISION": _precision(), "num_warps": _WARPS,
     }  # fmt: skip
     return tensors, settings, (batch * triton.cdiv(points, _ROWS),)
+
+
+def _columns(width: int) -> tuple[int, ...]:
+    """Where pieces of the columns of a result begin, and where the last one ends: those of `_edges`, the small first.
+
+    With the large one first, ptxas 12.8 reads a register of the way back that nothing has written.
+    """
+    edges = _edges(width)
+    return tuple(edges[-1] - edge for edge in reversed(edges))
 
 
 def _by_sample(matrix: Tensor) -> int:

@@ -5,8 +5,10 @@ A test gives `printed` a script, which says `device = kernels_everywhere()` and 
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,14 @@ def kernels_everywhere() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def kernels_for_hopper() -> dict[str, set[str]]:
+def kernels_for_hopper() -> dict[str, dict[str, Any]]:
     """Use fused kernels on a CPU, and instead of running any of them compile it for a Hopper GPU.
 
     None may be started but on the device of its tensors: Triton takes the current one.
 
     Returns:
-        The code made for each kernel, by name, which grows as they are met. What they would write is not written.
+        What was compiled of each kernel, by name and hash, which grows as they are met. What they would write is not
+        written.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     from triton.backends.compiler import GPUTarget
@@ -69,16 +72,50 @@ def kernels_for_hopper() -> dict[str, set[str]]:
     driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     kernels_everywhere()
     attention.fused_sums = lambda device: True
-    made: dict[str, set[str]] = {}
+    made: dict[str, dict[str, Any]] = {}
     run = JITFunction.run
 
     def compile_only(self, *arguments, grid, warmup, **options):
         assert at, f"{self.fn.__name__} is started wherever the process is"
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
-        made.setdefault(self.fn.__name__, set()).add(kernel.asm["ptx"])
+        made.setdefault(self.fn.__name__, {})[kernel.hash] = kernel
 
     JITFunction.run = compile_only
     return made
+
+
+def machine_code(kernel: Any) -> str:
+    """The instructions of a compiled kernel, by the disassembler that comes with Triton."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def never_written(code: str) -> dict[str, str]:
+    """Uniform registers that some instruction reads and none writes, with the first that reads.
+
+    These hold what a warp has in common, such as where matrices for the tensor cores lie.
+    """
+    written, read = set(), {}
+    for line in code.splitlines():
+        found = re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@\S+\s+)?(\S+)\s+(.*?);", line)
+        if found is None:
+            continue
+        operation, operands = found[1], [operand.strip() for operand in found[2].split(",")]
+        # What comes first is written; numbers of 64 bits take two registers.
+        first = re.fullmatch(r"UR(\d+)", operands[0])
+        if first:
+            both = ".64" in operation or ".WIDE" in operation
+            written.update(f"UR{int(first[1]) + i}" for i in range(2 if both else 1))
+        for operand in operands[1 if first else 0 :]:
+            if not operand.startswith("gdesc"):  # places of two matrices, of which one may be in other registers
+                for name in re.findall(r"\bUR\d+\b", operand):
+                    read.setdefault(name, line.strip())
+    return {name: line for name, line in read.items() if name not in written}
 
 
 class Compiled:
