@@ -245,6 +245,12 @@ def _strides(table: Tensor) -> tuple[int, int]:
     return 0 if table.shape[0] == 1 else table.stride(0), table.stride(1)
 
 
+@triton.constexpr_function  # a plain difference is no shape in Triton 3.5
+def _size(edges, piece):
+    """How much lies between an edge and the next."""
+    return edges[piece + 1] - edges[piece]
+
+
 @triton.jit
 def _place(batch, points, ROWS: tl.constexpr):
     """Sample and points of a program; samples come first, so that programs side by side share their tables."""
@@ -265,7 +271,7 @@ def _table(here, exists, WIDTH: tl.constexpr, EDGES: tl.constexpr):
     """Cosines or sines of the points, one tile for each piece."""
     tiles = ()
     for piece in tl.static_range(len(EDGES) - 1):
-        angle = EDGES[piece] + tl.arange(0, EDGES[piece + 1] - EDGES[piece])
+        angle = EDGES[piece] + tl.arange(0, _size(EDGES, piece))
         there = exists[:, None] & (angle < WIDTH // 2)[None, :]
         tiles += (tl.load(here[:, None] + angle[None, :], mask=there, other=0.0).to(tl.float32),)
     return tiles
@@ -358,7 +364,7 @@ def _centered(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.conste
     for piece in tl.static_range(len(a)):
         first, second = a[piece] - mean, b[piece] - mean
         if EDGES[piece + 1] > WIDTH // 2:  # what lies beyond the last pair stays zero
-            real = EDGES[piece] + tl.arange(0, EDGES[piece + 1] - EDGES[piece]) < WIDTH // 2
+            real = EDGES[piece] + tl.arange(0, _size(EDGES, piece)) < WIDTH // 2
             first, second = tl.where(real[None, :], first, 0.0), tl.where(real[None, :], second, 0.0)
         p += (first,)
         q += (second,)
@@ -571,7 +577,7 @@ def _no_tiles(ROWS: tl.constexpr, EDGES: tl.constexpr):
     """Zeros for some rows, tile by tile: for half of the channels of a head, or for all columns of a result."""
     tiles = ()
     for piece in tl.static_range(len(EDGES) - 1):
-        tiles += (tl.zeros((ROWS, EDGES[piece + 1] - EDGES[piece]), tl.float32),)
+        tiles += (tl.zeros((ROWS, _size(EDGES, piece)), tl.float32),)
     return tiles
 
 
@@ -621,7 +627,7 @@ def _no_sums(EDGES: tl.constexpr):
     """Zeros for `_added` to begin with."""
     sums = ()
     for piece in tl.static_range(len(EDGES) - 1):
-        zero = tl.zeros((EDGES[piece + 1] - EDGES[piece],), tl.float32)
+        zero = tl.zeros((_size(EDGES, piece),), tl.float32)
         sums += ((zero, zero, zero, zero),)
     return sums
 

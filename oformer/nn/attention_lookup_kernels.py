@@ -29,6 +29,7 @@ from oformer.nn.attention_kernels import (
     _place,
     _precision,
     _product,
+    _size,
     _step,
     _store,
     _strides,
@@ -234,11 +235,13 @@ def _launch(
 
 
 def _columns(width: int) -> tuple[int, ...]:
-    """Where pieces of the columns of a result begin, and where the last one ends: those of `_edges`, the small first.
+    """Where pieces of the columns of a result begin, and where the last one ends: two at most, the small one first.
 
-    With the large one first, ptxas 12.8 reads a register of the way back that nothing has written.
+    With more of them, or the large one first, ptxas 12.8 reads a register of the way back that nothing has written.
     """
     edges = _edges(width)
+    if len(edges) > 3:
+        return 0, triton.next_power_of_2(width)
     return tuple(edges[-1] - edge for edge in reversed(edges))
 
 
@@ -290,7 +293,7 @@ def _turn_between(
             _store(between + (point * HEADS + head) * WIDTH, p, q, exists, WIDTH, PAIRS, EDGES)
         total = _more(total, p, q, second + head * (WIDTH * WIDTH), KIND, WIDTH, PAIRS, EDGES, COLUMNS, PRECISION)
     for part in tl.static_range(len(COLUMNS) - 1):
-        column = COLUMNS[part] + tl.arange(0, COLUMNS[part + 1] - COLUMNS[part])
+        column = COLUMNS[part] + tl.arange(0, _size(COLUMNS, part))
         real = column < WIDTH
         at, there, found = point[:, None] * WIDTH + column[None, :], exists[:, None] & real[None, :], total[part]
         if not BACK:
@@ -338,7 +341,7 @@ def _more(
         channel, real = _both(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
         found = ()
         for part in tl.static_range(len(total)):
-            column = COLUMNS[part] + tl.arange(0, COLUMNS[part + 1] - COLUMNS[part])
+            column = COLUMNS[part] + tl.arange(0, _size(COLUMNS, part))
             at, there = channel[:, None] * WIDTH + column[None, :], real[:, None] & (column < WIDTH)[None, :]
             tile = tl.load(matrix + at, mask=there, other=0.0)
             found += (tl.dot(joint, tile, total[part], input_precision=PRECISION),)

@@ -30,6 +30,7 @@ from oformer.nn.attention_kernels import (
     _no_sums,
     _precision,
     _product,
+    _size,
     _step,
     _store,
     _store_gains,
@@ -282,9 +283,9 @@ def _nothing(EDGES: tl.constexpr):
         line = ()
         for j in tl.static_range(len(EDGES) - 1):
             if i > j:
-                line += (tl.zeros((2 * (EDGES[j + 1] - EDGES[j]), 2 * (EDGES[i + 1] - EDGES[i])), tl.float32),)
+                line += (tl.zeros((2 * _size(EDGES, j), 2 * _size(EDGES, i)), tl.float32),)
             else:
-                line += (tl.zeros((2 * (EDGES[i + 1] - EDGES[i]), 2 * (EDGES[j + 1] - EDGES[j])), tl.float32),)
+                line += (tl.zeros((2 * _size(EDGES, i), 2 * _size(EDGES, j)), tl.float32),)
         total += (line,)
     return total
 
