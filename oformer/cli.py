@@ -822,6 +822,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("oformer: interrupted; nothing that was complete is lost. Run the same command again.", file=sys.stderr)
         return 130
+    except Exception as error:
+        if _of_the_gpu(error):
+            error.add_note(
+                "oformer: what was saved stays. Perhaps a fused kernel does not suit this GPU, torch or Triton: "
+                "OFORMER_FUSED=0 before the same command uses plain code. If that helps, please report it."
+            )
+        raise
+
+
+def _of_the_gpu(error: Exception) -> bool:
+    """Whether a kernel failed, or did not compile."""
+    said = str(error)
+    return type(error).__module__.startswith("triton") or "CUDA error" in said or "Triton Error" in said
 
 
 @contextlib.contextmanager

@@ -46,6 +46,25 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("error", "hints"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("Triton Error [CUDA]: unspecified launch failure"), True),
+        (type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})("no such name"), True),
+        (RuntimeError("shapes do not fit"), False),
+    ],
+)
+def test_a_kernel_that_fails_says_how_to_do_without(error, hints, monkeypatch):
+    def fail(self, rest):
+        raise error
+
+    monkeypatch.setattr(COMMANDS["list"], "run", fail)
+    with pytest.raises(type(error)) as raised:
+        main(["list"])
+    assert [("OFORMER_FUSED=0" in note) for note in getattr(raised.value, "__notes__", [])] == [True] * hints
+
+
 def test_a_program_ends_where_its_command_does_with_all_of_its_words():
     """What happens while an interpreter tidies up is not the command's business; here it would abort."""
     code = "import atexit, os, sys\nfrom oformer.cli import program\natexit.register(os.abort)\nprogram()\n"
