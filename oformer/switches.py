@@ -1,7 +1,7 @@
 """Whether fused GPU kernels are used: automatic where they can run, and off for a whole process by one setting.
 
 `OFORMER_FUSED=0` in the environment selects the plain code everywhere. What kernels have to know beside the device, the
-type of products and whether a model is exported, is asked here too.
+type of products and whether a model is exported, is asked here too; and who assembles them is chosen here.
 """
 
 import functools
