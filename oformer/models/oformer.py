@@ -391,10 +391,8 @@ class OFormer(OperatorModel):
         fits = p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
         if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda"):
             return False
-        width = z.shape[-1]
-        widths = tuple((width, width) for _ in self.steps[0].layers)
         return fused_rollout(
-            z.device.index, widths, tuple(tuple(x.weight.shape) for x in self.heads[0].layers), d.activation,
+            z.device.index, self.steps[0].shapes, self.heads[0].shapes, d.activation,
             torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
         )  # fmt: skip
 

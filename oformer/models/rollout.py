@@ -34,5 +34,5 @@ def fused_rollout(index: int, step: Shapes, read: Shapes, activation: str, dtype
     except Exception as error:  # whatever the compiler of kernels raises: plain code does the same, slower
         wrong = f"{type(error).__name__}: {error}"
     if wrong:
-        warnings.warn(f"The fused rollout does not work with this Triton; using plain code ({wrong})", stacklevel=3)
+        warnings.warn(f"The fused rollout does not work here; using plain code ({wrong})", stacklevel=3)
     return wrong is None

@@ -62,6 +62,12 @@ class MLP(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Of the matrices (out, in), without the context's share of the first."""
+        first, *others = self.layers
+        return (first.out_features, self.width), *((layer.out_features, layer.in_features) for layer in others)
+
     def drive(self, context: Float[Tensor, "*batch context"] | None) -> Float[Tensor, "*batch hidden"] | None:
         """What the context adds to the first layer's output."""
         if context is None or not self.context:

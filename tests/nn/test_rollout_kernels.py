@@ -9,6 +9,7 @@ from torch import Tensor
 from oformer.fields import Field, Spec
 from oformer.models import rollout
 from oformer.models.oformer import Decoder, Encoder, OFormerConfig, Propagator, Query
+from oformer.recipes import recipe_named
 
 kernels = pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -53,14 +54,14 @@ def fresh(c: Case) -> Case:
     return leaf(c[0]), *chains, leaf(c[3]), c[4]  # pyright: ignore
 
 
-def small_model():
-    """A model whose rollout the kernels are written for."""
-    spec = Spec(dim=2, in_times=2, in_channels=1, query_channels=0, out_times=3, out_channels=1)
+def small_model(features: int = 0):
+    """A model whose rollout the kernels are written for; the values it reads may depend on features of the query."""
+    spec = Spec(dim=2, in_times=2, in_channels=1, query_channels=features, out_times=3, out_channels=1)
     config = OFormerConfig(
         encoder=Encoder(width=32, depth=1),
         query=Query(width=64, fourier_features=16, hidden=(64,), heads=2),
         propagator=Propagator(depth=1, width=256, layers=3, layernorm=True, context=("coords",)),
-        decoder=Decoder(hidden=(192, 192), layernorm=True),
+        decoder=Decoder(hidden=(192, 192), layernorm=True, context=("features",) if features else ()),
     )
     torch.manual_seed(0)
     model = config.build(spec)
@@ -69,10 +70,11 @@ def small_model():
     return model
 
 
-def small_batch(shared: bool, device: str = "cpu") -> tuple[Field, Field]:
+def small_batch(shared: bool, device: str = "cpu", features: int = 0) -> tuple[Field, Field]:
     """Input and query of three samples, which share a grid or do not."""
     grid = torch.rand(1 if shared else 3, 100, 2).to(device).expand(3, -1, -1)  # a copy would not be shared any more
-    return Field.of(grid, torch.randn(3, 2, 100, 1).to(device)), Field.of(grid)
+    query = Field.of(grid, torch.randn(3, 1, 100, features).to(device)) if features else Field.of(grid)
+    return Field.of(grid, torch.randn(3, 2, 100, 1).to(device)), query
 
 
 def error(x: Tensor, y: Tensor) -> float:
@@ -110,9 +112,10 @@ def test_values_and_gradients(sizes, part, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_model_gives_the_same_values_and_gradients(shared, dtype, monkeypatch):
+@pytest.mark.parametrize("features", [0, 3])
+def test_a_model_gives_the_same_values_and_gradients(features, shared, dtype, monkeypatch):
     """With everything around the kernels: norms that are folded away, contexts, and samples that share a grid."""
-    model, (input, query) = small_model().cuda(), small_batch(shared, "cuda")
+    model, (input, query) = small_model(features).cuda(), small_batch(shared, "cuda", features)
     found = {}
     for name, autocast in (("exact", False), ("plain", True), ("fused", True)):
         if name == "plain":
@@ -131,9 +134,10 @@ def test_a_model_gives_the_same_values_and_gradients(shared, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_model_hands_the_kernels_its_own_equations(shared, monkeypatch):
+@pytest.mark.parametrize("features", [0, 3])
+def test_a_model_hands_the_kernels_its_own_equations(features, shared, monkeypatch):
     """Norms folded into matrices, contexts as drives: the plain twin of the kernels marches as the model does."""
-    model, (input, query) = small_model(), small_batch(shared)
+    model, (input, query) = small_model(features), small_batch(shared, features=features)
     expected = model(input, query)
 
     def march(*arguments):
@@ -145,6 +149,32 @@ def test_a_model_hands_the_kernels_its_own_equations(shared, monkeypatch):
     monkeypatch.setattr(kernels, "march", march)
     monkeypatch.setattr(type(model), "_marches_on_chip", lambda self, z: True)
     torch.testing.assert_close(model(input, query), expected, rtol=1e-4, atol=1e-5)
+
+
+class OnGpu(Tensor):
+    """A tensor that says so."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("name", ["ns1", "ns2-full", "ns3", "ns2-part-plus", "airfoil"])
+def test_recipes_that_march_do_so_on_a_hopper_gpu(name, monkeypatch):
+    """Kernels exist for the networks of the recipe, and can be compared with plain code."""
+    recipe = recipe_named(name)
+    model = recipe.model.build(recipe.data_spec())
+    asked = []
+
+    def fused(index: int, *networks) -> bool:
+        asked.append(networks[:-1])  # without whether gradients are asked for
+        return kernels.supported(torch.device("cuda", index), *networks[:2])
+
+    monkeypatch.setattr("oformer.models.oformer.fused_rollout", fused)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert model._marches_on_chip(torch.zeros(1).as_subclass(OnGpu))
+    monkeypatch.setattr(kernels, "march", lambda *equations: kernels.march_plainly(*equations[:-1]))
+    assert kernels.agrees(torch.device("cpu"), *asked[0])
 
 
 SHAPES = ((384, 384),) * 3, ((192, 384), (192, 192), (1, 192))
