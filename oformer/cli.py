@@ -359,14 +359,15 @@ class Evaluate:
         from oformer.cards import CARD, read_card
         from oformer.checkpoint import run_of
         from oformer.training.datasets import train_and_test
-        from oformer.zoo import open_test_samples
 
-        if self.data is None and self.split == "test" and (folder / CARD).is_file():
-            expected = read_card(folder).expected(self.samples)
-            return open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say), expected
-        data = _data_of(recipe, self.data or _remembered(run_of(folder)), self.datasets, device)
-        split = train_and_test(data, recipe)[self.split == "test"]
-        return split if self.samples is None else split.subset(range(self.samples)), None
+        if self.data is None and (folder / CARD).is_file():
+            own, expected = None, read_card(folder).expected(self.samples)
+        else:
+            own, expected = self.data or _remembered(run_of(folder)), None
+        if self.split == "test":
+            return _test_samples(recipe, own, self.datasets, self.samples, device), expected
+        train = train_and_test(_data_of(recipe, own, self.datasets, device), recipe)[0]
+        return train if self.samples is None else train.subset(range(self.samples)), None
 
 
 @dataclass
@@ -448,17 +449,13 @@ class Plot:
         """Draw and write the pictures."""
         from oformer.predict import find_checkpoint
         from oformer.report import measure
-        from oformer.training.datasets import train_and_test
 
         _no_more(rest)
         run, device = self.run_folder, _device(self.device)
         if not run.is_dir():
             return self._draw_shipped(find_checkpoint(run), device)
         recipe = _recipe_of_run(run, self.recipe)
-        data = _data_of(recipe, self.data or _remembered(run), self.datasets, device)
-        test = train_and_test(data, recipe)[1]
-        if self.samples is not None:
-            test = test.subset(range(self.samples))
+        test = _test_samples(recipe, self.data or _remembered(run), self.datasets, self.samples, device)
         return self._draw(measure(run, test, device=device), {}, self.out or run / "plots")
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
@@ -467,10 +464,9 @@ class Plot:
         from oformer.checkpoint import read_config
         from oformer.report import measure
         from oformer.results import card_pictures
-        from oformer.zoo import open_test_samples
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
-        test = open_test_samples(recipe, self.datasets, samples=self.samples, device=device, say=say)
+        test = _test_samples(recipe, None, self.datasets, self.samples, device)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
         seen = measure(folder, test, sweep, device)
         return self._draw(seen, card_pictures(card), self.out or Path("outputs") / "zoo" / card.name)
@@ -1056,6 +1052,17 @@ def _remembered(run: Path) -> Path | None:
     if own is not None and _first_rank():
         say(f"On the data that {run} was trained on: {own}")
     return own
+
+
+def _test_samples(recipe: "Recipe", own: Path | None, root: Path, samples: int | None, device: str) -> "PointDataset":
+    """All or the first so many; of a recipe's own data they are made alone where nobody has made those to train on."""
+    from oformer.training.datasets import train_and_test
+    from oformer.zoo import open_test_samples
+
+    if own is None and recipe.problem is not None:
+        return open_test_samples(recipe, root, samples=samples, device=device, say=say)
+    test = train_and_test(_data_of(recipe, own, root, device), recipe)[1]
+    return test if samples is None else test.subset(range(samples))
 
 
 def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from oformer.cli import COMMANDS, main, parse
+from oformer.data.dataset import PointDataset
 
 ROOT = Path(__file__).resolve().parent.parent
 # Absolute, because the commands run in other folders than this one.
@@ -174,6 +175,24 @@ def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
     assert kinds == {16: "resolution", 32: "trained", 64: "resolution", 10: "sparse"}
     errors = [row["error"] for row in scores["sweep"] if row["kind"] == "trained"]
     assert errors == [pytest.approx(scores["error"], rel=1e-5)]
+
+
+def test_a_run_that_comes_without_its_data_is_measured_on_test_samples_alone(trained, tmp_path, monkeypatch, capsys):
+    """Made again by their seed; nobody waits for those to train on."""
+    monkeypatch.chdir(tmp_path)
+    run = trained / "outputs/burgers-demo"
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    saved = json.loads((newest / "config.json").read_text())["scores"]["error"]
+    for source, place in ((run, "a"), (newest, "b")):
+        assert main(["evaluate", str(source), "--json", "--device", "cpu", "--datasets", place]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["error"] == pytest.approx(saved, rel=1e-5)
+        assert "Making 4 test samples" in shown.err
+        (made,) = Path(place).iterdir()
+        assert len(PointDataset.open(made)) == 4
+    assert main(["plot", str(run), "--samples", "2", "--out", "p", "--device", "cpu", "--datasets", "c"]) == 0
+    assert "Making 2 test samples" in capsys.readouterr().err
+    assert Path("p/predictions.png").is_file()
 
 
 def test_a_run_on_ones_own_data_is_evaluated_and_drawn_on_them(tmp_path, monkeypatch, capsys):
