@@ -49,6 +49,7 @@ class Airfoil(Problem):
     """
 
     name: ClassVar[str] = "airfoil"
+    cpu_batch: ClassVar[int] = 16
 
     mach: tuple[float, float] = (0.2, 0.7)  # lowest and highest
     angle: tuple[float, float] = (-25.0, 25.0)  # of attack, in degrees
