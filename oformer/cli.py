@@ -1056,8 +1056,7 @@ def _remembered(run: Path) -> Path | None:
 
 def _test_samples(recipe: "Recipe", own: Path | None, root: Path, samples: int | None, device: str) -> "PointDataset":
     """All or the first so many; of a recipe's own data they are made alone where nobody has made those to train on."""
-    from oformer.training.datasets import train_and_test
-    from oformer.zoo import open_test_samples
+    from oformer.training.datasets import open_test_samples, train_and_test
 
     if own is None and recipe.problem is not None:
         return open_test_samples(recipe, root, samples=samples, device=device, say=say)

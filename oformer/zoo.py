@@ -1,7 +1,7 @@
 """The trained operators that come with the package: found by name, measured when they are added, checked when asked.
 
 A model is a folder in the format of `checkpoint.py`, with its card (card.json) and the journals of its runs beside it.
-Its test samples are made again from their seed, without the training samples.
+Its test samples are made again from their seed.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,19 +33,14 @@ from oformer.cards import (
 from oformer.checkpoint import CARD as PAGE
 from oformer.checkpoint import Checkpoint, load_checkpoint, parameter_count, save_checkpoint
 from oformer.config import from_json
-from oformer.data.dataset import PointDataset
-from oformer.data.generate import estimate, generate
-from oformer.data.manifest import SIDECAR, read_manifest
-from oformer.data.store import Store
 from oformer.errors import InputError
-from oformer.fields import Card, Field, Sample, Spec
+from oformer.fields import Field
 from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
 from oformer.models import Operator
 from oformer.predict import Predictor, find_checkpoint
 from oformer.problems import Burgers, NavierStokes
-from oformer.problems.base import Problem
 from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import dataset_folder
+from oformer.training.datasets import open_test_samples
 from oformer.training.evaluate import Scores, errors, evaluate, summarize
 from oformer.training.journal import JOURNAL, read_journal
 from oformer.training.recipe import Recipe
@@ -69,110 +64,6 @@ def all_cards(runs: Path) -> dict[str, ModelCard]:
     """The cards of all models, and those in a folder of runs whose weights are not shipped."""
     others = {path.parent.name: read_card(path.parent) for path in sorted(runs.glob(f"*/{CARD}"))}
     return {**others, **shipped()}
-
-
-@dataclass(frozen=True)
-class Tail(Problem):
-    """The samples of a problem from some number on, the same ones, counted from 0."""
-
-    name: ClassVar[str] = "tail"
-
-    problem: Problem
-    first: int
-
-    @property
-    def spec(self) -> Spec:
-        """That of the problem."""
-        return self.problem.spec
-
-    @property
-    def card(self) -> Card:
-        """That of the problem."""
-        return self.problem.card
-
-    def draw(self, indices: Sequence[int], seed: int) -> dict[str, Tensor]:
-        """What the problem draws for the samples of these numbers."""
-        return self.problem.draw([self.first + index for index in indices], seed)
-
-    def solve(self, state: dict[str, Tensor]) -> list[Sample]:
-        """What the problem solves."""
-        return self.problem.solve(state)
-
-    def typical(self) -> Sample:
-        """That of the problem."""
-        return self.problem.typical()
-
-
-def whole_dataset(recipe: Recipe, datasets: Path) -> Store | None:
-    """The dataset that a recipe trains on, if it was made completely."""
-    problem, data = _problem_of(recipe), recipe.data
-    count = data.train + data.test
-    store = _complete(dataset_folder(problem, count, data.seed, datasets))
-    split = {"train": (0, data.train), "test": (data.train, count)}
-    return store if store is not None and store.splits == split else None
-
-
-def open_test_samples(
-    recipe: Recipe,
-    datasets: Path,
-    *,
-    samples: int | None = None,
-    device: torch.device | str = "cpu",
-    say: Say = _silent,
-) -> PointDataset:
-    """The test samples of a recipe under its view, without the training samples if nobody made them.
-
-    Args:
-        recipe: whose data.
-        datasets: the folder of generated datasets, where they are looked for and kept.
-        samples: only the first so many.
-        device: where to generate.
-        say: told what generation will cost before it begins.
-    """
-    problem, data = _problem_of(recipe), recipe.data
-    wanted = data.test if samples is None else samples
-    if not 1 <= wanted <= data.test:
-        raise InputError(f"1 to {data.test} test samples", str(wanted))
-    store = whole_dataset(recipe, datasets)
-    if store is not None:
-        return PointDataset(store, data.view, range(data.train, data.train + wanted))
-    base = dataset_folder(problem, data.train + data.test, data.seed, datasets)
-    folders = [base.with_name(f"{base.name}-test{count}") for count in (data.test, wanted)]
-    store = _complete(folders[0]) or _complete(folders[1])
-    if store is None:
-        size = estimate(problem, wanted, data.storage) / 1e6
-        what = f"{wanted:,} test sample{'s' * (wanted > 1)} of {problem.card.title}"
-        say(f"Making {what} in {folders[1]} ({size:,.0f} MB).")
-        store = generate(
-            Tail(problem, data.train), wanted, seed=data.seed, folder=folders[1], splits={"test": (0, wanted)},
-            device=device, batch=problem.cpu_batch if torch.device(device).type == "cpu" else None,
-            part_size=_part_size(folders[1], problem, device), storage=data.storage, workers=None,
-        )  # fmt: skip
-        assert store is not None  # there is one shard
-    return PointDataset(store, data.view, range(wanted))
-
-
-def _part_size(folder: Path, problem: Problem, device: torch.device | str) -> int:
-    """On a CPU one batch: what a minute made is kept, and shown. What was begun elsewhere goes on as it was begun."""
-    if (folder / SIDECAR).exists():
-        return read_manifest(folder)[0].part_size
-    return problem.cpu_batch if torch.device(device).type == "cpu" else 64
-
-
-def _problem_of(recipe: Recipe) -> Problem:
-    if recipe.problem is None:
-        raise InputError(
-            f"a problem in recipe `{recipe.name}`, by which its test samples can be made again",
-            "data alone",
-            "Keep such weights as a checkpoint of your own",
-        )
-    return recipe.problem.split_after(recipe.data.train)
-
-
-def _complete(folder: Path) -> Store | None:
-    with contextlib.suppress(InputError):  # nothing there, or not all of it yet
-        return Store.open(folder)
-    return None
 
 
 def _finer(recipe: Recipe) -> Recipe | None:

@@ -32,7 +32,7 @@ from oformer.problems import Darcy, Electrostatics, NavierStokes
 from oformer.recipes import RECIPES, recipe_named
 from oformer.results import NOT_YET, between_marks, full_table, headline, measured, short_table, write_results
 from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.datasets import open_data, open_test_samples, train_and_test, whole_dataset
 from oformer.training.evaluate import Momentum, Scores, errors, evaluate
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
@@ -87,78 +87,12 @@ def rewrite(folder: Path, **changes):
     (folder / CARD).write_text(json.dumps({**content, **changes}))
 
 
-PROBLEMS = {
-    "burgers": tiny_recipe().problem,
-    "darcy": Darcy(points=9),
-    "navier-stokes": SMALL_FLOW,
-    "electrostatics": Electrostatics(),
-}
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_test_samples_made_alone_are_those_of_the_whole_dataset(name, tmp_path):
-    """Poisson's test samples lie on another shape, and must do so too when no training sample is made."""
-    recipe = dataclasses.replace(seeded(1), problem=PROBLEMS[name], data=Data(train=5, test=3, seed=4))
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
-    alone = zoo.open_test_samples(recipe, tmp_path / "alone")
-    whole = train_and_test(open_data(recipe, tmp_path / "whole"), recipe)[1]
-    assert len(alone) == len(whole) == 3
-    for ours, theirs in zip(alone, whole, strict=True):
-        assert torch.equal(ours.input.coords, theirs.input.coords)
-        torch.testing.assert_close(ours.input.values, theirs.input.values)
-        torch.testing.assert_close(ours.target, theirs.target, rtol=1e-5, atol=1e-6)
-    assert zoo.whole_dataset(recipe, tmp_path / "alone") is None
-    assert zoo.whole_dataset(recipe, tmp_path / "whole") is not None
-
-
-def test_test_samples_are_made_once_and_kept(tmp_path, monkeypatch):
-    recipe, said = seeded(1), []
-    two = zoo.open_test_samples(recipe, tmp_path, samples=2, say=said.append)
-    assert len(two) == 2
-    assert "Making 2 test samples" in said[0]
-    everything = zoo.open_test_samples(recipe, tmp_path)
-    monkeypatch.setattr(zoo, "generate", lambda *a, **k: pytest.fail("made again"))
-    for samples in (1, 3, None):  # of the four that are there
-        seen = zoo.open_test_samples(recipe, tmp_path, samples=samples)
-        assert torch.equal(seen[len(seen) - 1].target, everything[len(seen) - 1].target)
-    for wrong in (0, 5):
-        with pytest.raises(InputError, match="1 to 4 test samples"):
-            zoo.open_test_samples(recipe, tmp_path, samples=wrong)
-
-
-def test_an_interrupted_generation_of_test_samples_goes_on(tmp_path, monkeypatch):
-    """One file for each batch of a CPU: what was solved before the interruption is not solved again."""
-    recipe = dataclasses.replace(seeded(1), problem=SMALL_FLOW, data=Data(train=5, test=3))
-    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
-    solve, solved = NavierStokes.solve, []
-
-    def interrupted(self, state):
-        if len(solved) == 2:
-            raise KeyboardInterrupt
-        solved.append(1)
-        return solve(self, state)
-
-    monkeypatch.setattr(NavierStokes, "solve", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        zoo.open_test_samples(recipe, tmp_path)
-    monkeypatch.setattr(NavierStokes, "solve", lambda self, state: solved.append(1) or solve(self, state))
-    assert len(zoo.open_test_samples(recipe, tmp_path)) == 3
-    assert len(solved) == 3
-
-
-def test_a_recipe_without_a_problem_cannot_be_made_again(tmp_path):
-    recipe = seeded(1)
-    recipe = dataclasses.replace(recipe, problem=None, training=dataclasses.replace(recipe.training, augment=False))
-    with pytest.raises(InputError, match="made again"):
-        zoo.open_test_samples(recipe, tmp_path)
-
-
 def test_a_card_says_what_measuring_by_hand_says(work):
     card, recipe = read_card(work / "zoo" / "tiny"), seeded(1)
     checkpoint = load_checkpoint(find_checkpoint(work / "seed1"))
     test = train_and_test(open_data(recipe, work / "datasets"), recipe)[1]
     found = errors(checkpoint.operator, test, recipe.training.batch)
-    assert card.data.checksum == zoo.whole_dataset(recipe, work / "datasets").checksum
+    assert card.data.checksum == whole_dataset(recipe, work / "datasets").checksum
     assert card.by_sample == pytest.approx(found.relative.tolist(), rel=1e-6)
     assert card.scores.error == pytest.approx(found.relative.mean().item(), rel=1e-6)
     assert card.scores.worst == max(card.by_sample) == card.by_sample[card.scores.worst_sample]
@@ -407,7 +341,7 @@ def test_finer_samples_are_the_same_functions(tmp_path):
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
     twice = zoo._finer(recipe)
     assert twice is not None
-    fine, coarse = (zoo.open_test_samples(r, tmp_path) for r in (twice, recipe))
+    fine, coarse = (open_test_samples(r, tmp_path) for r in (twice, recipe))
     assert fine.spec.grid == (32, 32)
     thin = fine.with_view(View(points=(16, 16)))
     torch.testing.assert_close(thin[1].target, coarse[1].target)

@@ -1,21 +1,28 @@
-"""The dataset of a recipe: found where it was made before, or made now; one's own, where a run remembers it."""
+"""The dataset of a recipe: found where it was made before, or made now; one's own, where a run remembers it.
 
+Test samples are made alone where nobody has made those to train on, and are the same.
+"""
+
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from oformer.config import from_json, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.data.generate import estimate, generate
 from oformer.data.importers import is_importable_folder, load_file
-from oformer.data.manifest import SIDECAR
+from oformer.data.manifest import SIDECAR, read_manifest
 from oformer.data.store import Store
 from oformer.errors import InputError
+from oformer.fields import Card, Sample, Spec
 from oformer.files import read_json, write_json
 from oformer.problems.base import Problem
 from oformer.training.recipe import Recipe
@@ -30,6 +37,38 @@ class Where:
 
     relative: str | None  # from the run; None on another drive
     absolute: str
+
+
+@dataclass(frozen=True)
+class Tail(Problem):
+    """The samples of a problem from some number on, the same ones, counted from 0."""
+
+    name: ClassVar[str] = "tail"
+
+    problem: Problem
+    first: int
+
+    @property
+    def spec(self) -> Spec:
+        """That of the problem."""
+        return self.problem.spec
+
+    @property
+    def card(self) -> Card:
+        """That of the problem."""
+        return self.problem.card
+
+    def draw(self, indices: Sequence[int], seed: int) -> dict[str, Tensor]:
+        """What the problem draws for the samples of these numbers."""
+        return self.problem.draw([self.first + index for index in indices], seed)
+
+    def solve(self, state: dict[str, Tensor]) -> list[Sample]:
+        """What the problem solves."""
+        return self.problem.solve(state)
+
+    def typical(self) -> Sample:
+        """That of the problem."""
+        return self.problem.typical()
 
 
 def dataset_folder(problem: Problem, count: int, seed: int, root: Path) -> Path:
@@ -87,6 +126,55 @@ def open_data(
     return PointDataset(made if made is not None else Store.open(folder), recipe.data.view)
 
 
+def whole_dataset(recipe: Recipe, datasets: Path) -> Store | None:
+    """The dataset that a recipe trains on, if it was made completely."""
+    problem, data = _problem_of(recipe), recipe.data
+    count = data.train + data.test
+    store = _complete(dataset_folder(problem, count, data.seed, datasets))
+    split = {"train": (0, data.train), "test": (data.train, count)}
+    return store if store is not None and store.splits == split else None
+
+
+def open_test_samples(
+    recipe: Recipe,
+    datasets: Path,
+    *,
+    samples: int | None = None,
+    device: torch.device | str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> PointDataset:
+    """The test samples of a recipe under its view, without the training samples if nobody made them.
+
+    Args:
+        recipe: whose data.
+        datasets: the folder of generated datasets, where they are looked for and kept.
+        samples: only the first so many.
+        device: where to generate.
+        say: told what generation will cost before it begins.
+    """
+    problem, data = _problem_of(recipe), recipe.data
+    wanted = data.test if samples is None else samples
+    if not 1 <= wanted <= data.test:
+        raise InputError(f"1 to {data.test} test samples", str(wanted))
+    store = whole_dataset(recipe, datasets)
+    if store is not None:
+        return PointDataset(store, data.view, range(data.train, data.train + wanted))
+    base = dataset_folder(problem, data.train + data.test, data.seed, datasets)
+    folders = [base.with_name(f"{base.name}-test{count}") for count in (data.test, wanted)]
+    store = _complete(folders[0]) or _complete(folders[1])
+    if store is None:
+        size = estimate(problem, wanted, data.storage) / 1e6
+        what = f"{wanted:,} test sample{'s' * (wanted > 1)} of {problem.card.title}"
+        say(f"Making {what} in {folders[1]} ({size:,.0f} MB).")
+        store = generate(
+            Tail(problem, data.train), wanted, seed=data.seed, folder=folders[1], splits={"test": (0, wanted)},
+            device=device, batch=problem.cpu_batch if torch.device(device).type == "cpu" else None,
+            part_size=_part_size(folders[1], problem, device), storage=data.storage, workers=None,
+        )  # fmt: skip
+        assert store is not None  # there is one shard
+    return PointDataset(store, data.view, range(wanted))
+
+
 def open_own(path: Path, view: View | None = None) -> PointDataset:
     """A dataset of one's own: a folder of ours, or a file or folder that can be imported, which is read into memory."""
     foreign = path.is_file() or (path.is_dir() and not (path / SIDECAR).exists() and is_importable_folder(path))
@@ -135,3 +223,26 @@ def train_and_test(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, Po
             "Save it with splits, or set --data.train and --data.test",
         )
     return data.subset(range(train)), data.subset(range(len(data) - test, len(data)))
+
+
+def _part_size(folder: Path, problem: Problem, device: torch.device | str) -> int:
+    """On a CPU one batch: what a minute made is kept, and shown. What was begun elsewhere goes on as it was begun."""
+    if (folder / SIDECAR).exists():
+        return read_manifest(folder)[0].part_size
+    return problem.cpu_batch if torch.device(device).type == "cpu" else 64
+
+
+def _problem_of(recipe: Recipe) -> Problem:
+    if recipe.problem is None:
+        raise InputError(
+            f"a problem in recipe `{recipe.name}`, by which its test samples can be made again",
+            "data alone",
+            "Keep such weights as a checkpoint of your own",
+        )
+    return recipe.problem.split_after(recipe.data.train)
+
+
+def _complete(folder: Path) -> Store | None:
+    with contextlib.suppress(InputError):  # nothing there, or not all of it yet
+        return Store.open(folder)
+    return None

@@ -6,13 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
-from oformer.problems import Burgers
-from oformer.training.datasets import dataset_folder, open_data, remember_own, remembered_own, train_and_test
+from oformer.problems import Burgers, Darcy, Electrostatics, NavierStokes
+from oformer.training import datasets
+from oformer.training.datasets import (
+    dataset_folder,
+    open_data,
+    open_test_samples,
+    remember_own,
+    remembered_own,
+    train_and_test,
+    whole_dataset,
+)
 from oformer.training.recipe import Data
 from tests.tiny import tiny_recipe
+
+FLOW = NavierStokes(duration=3, points=16, solver_points=32, time_step=0.05, in_times=1)
 
 
 def own(count=10):
@@ -130,3 +142,69 @@ def test_data_that_are_gone_are_asked_for_and_without_memory_nothing_is(tmp_path
     (tmp_path / "mine.npz").unlink()
     with pytest.raises(InputError, match=r"trained on, at .*mine\.npz, got nothing there\. Say where .*--data"):
         remembered_own(run)
+
+
+PROBLEMS = {
+    "burgers": tiny_recipe().problem,
+    "darcy": Darcy(points=9),
+    "navier-stokes": FLOW,
+    "electrostatics": Electrostatics(),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_test_samples_made_alone_are_those_of_the_whole_dataset(name, tmp_path):
+    """Poisson's test samples lie on another shape, and must do so too when no training sample is made."""
+    recipe = dataclasses.replace(tiny_recipe(), problem=PROBLEMS[name], data=Data(train=5, test=3, seed=4))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
+    alone = open_test_samples(recipe, tmp_path / "alone")
+    whole = train_and_test(open_data(recipe, tmp_path / "whole"), recipe)[1]
+    assert len(alone) == len(whole) == 3
+    for ours, theirs in zip(alone, whole, strict=True):
+        assert torch.equal(ours.input.coords, theirs.input.coords)
+        torch.testing.assert_close(ours.input.values, theirs.input.values)
+        torch.testing.assert_close(ours.target, theirs.target, rtol=1e-5, atol=1e-6)
+    assert whole_dataset(recipe, tmp_path / "alone") is None
+    assert whole_dataset(recipe, tmp_path / "whole") is not None
+
+
+def test_test_samples_are_made_once_and_kept(tmp_path, monkeypatch):
+    recipe, said = tiny_recipe(), []
+    two = open_test_samples(recipe, tmp_path, samples=2, say=said.append)
+    assert len(two) == 2
+    assert "Making 2 test samples" in said[0]
+    everything = open_test_samples(recipe, tmp_path)
+    monkeypatch.setattr(datasets, "generate", lambda *a, **k: pytest.fail("made again"))
+    for samples in (1, 3, None):  # of the four that are there
+        seen = open_test_samples(recipe, tmp_path, samples=samples)
+        assert torch.equal(seen[len(seen) - 1].target, everything[len(seen) - 1].target)
+    for wrong in (0, 5):
+        with pytest.raises(InputError, match="1 to 4 test samples"):
+            open_test_samples(recipe, tmp_path, samples=wrong)
+
+
+def test_an_interrupted_generation_of_test_samples_goes_on(tmp_path, monkeypatch):
+    """One file for each batch of a CPU: what was solved before the interruption is not solved again."""
+    recipe = dataclasses.replace(tiny_recipe(), problem=FLOW, data=Data(train=5, test=3))
+    recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
+    solve, solved = NavierStokes.solve, []
+
+    def interrupted(self, state):
+        if len(solved) == 2:
+            raise KeyboardInterrupt
+        solved.append(1)
+        return solve(self, state)
+
+    monkeypatch.setattr(NavierStokes, "solve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_test_samples(recipe, tmp_path)
+    monkeypatch.setattr(NavierStokes, "solve", lambda self, state: solved.append(1) or solve(self, state))
+    assert len(open_test_samples(recipe, tmp_path)) == 3
+    assert len(solved) == 3
+
+
+def test_a_recipe_without_a_problem_cannot_be_made_again(tmp_path):
+    recipe = tiny_recipe()
+    recipe = dataclasses.replace(recipe, problem=None, training=dataclasses.replace(recipe.training, augment=False))
+    with pytest.raises(InputError, match="made again"):
+        open_test_samples(recipe, tmp_path)
