@@ -358,16 +358,13 @@ class Evaluate:
         """What to measure on, and the error that a card promises there."""
         from oformer.cards import CARD, read_card
         from oformer.checkpoint import run_of
-        from oformer.training.datasets import train_and_test
+        from oformer.training.datasets import open_split
 
-        if self.data is None and (folder / CARD).is_file():
-            own, expected = None, read_card(folder).expected(self.samples)
-        else:
-            own, expected = self.data or _remembered(run_of(folder)), None
-        if self.split == "test":
-            return _test_samples(recipe, own, self.datasets, self.samples, device), expected
-        train = train_and_test(_data_of(recipe, own, self.datasets, device), recipe)[0]
-        return train if self.samples is None else train.subset(range(self.samples)), None
+        own, expected = self.data or _remembered(run_of(folder)), None
+        if own is None and self.split == "test" and (folder / CARD).is_file():
+            expected = read_card(folder).expected(self.samples)
+        some = open_split(recipe, self.datasets, self.split, own=own, samples=self.samples, device=device, say=say)
+        return some, expected
 
 
 @dataclass
@@ -455,8 +452,13 @@ class Plot:
         if not run.is_dir():
             return self._draw_shipped(find_checkpoint(run), device)
         recipe = _recipe_of_run(run, self.recipe)
-        test = _test_samples(recipe, self.data or _remembered(run), self.datasets, self.samples, device)
+        test = self._test_samples(recipe, self.data or _remembered(run), device)
         return self._draw(measure(run, test, device=device), {}, self.out or run / "plots")
+
+    def _test_samples(self, recipe: "Recipe", own: Path | None, device: str) -> "PointDataset":
+        from oformer.training.datasets import open_split
+
+        return open_split(recipe, self.datasets, "test", own=own, samples=self.samples, device=device, say=say)
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
         """Draw a trained operator that was found by name; what its card says is not measured again."""
@@ -466,7 +468,7 @@ class Plot:
         from oformer.results import card_pictures
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
-        test = _test_samples(recipe, None, self.datasets, self.samples, device)
+        test = self._test_samples(recipe, None, device)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
         seen = measure(folder, test, sweep, device)
         return self._draw(seen, card_pictures(card), self.out or Path("outputs") / "zoo" / card.name)
@@ -1052,19 +1054,3 @@ def _remembered(run: Path) -> Path | None:
     if own is not None and _first_rank():
         say(f"On the data that {run} was trained on: {own}")
     return own
-
-
-def _test_samples(recipe: "Recipe", own: Path | None, root: Path, samples: int | None, device: str) -> "PointDataset":
-    """All or the first so many; of a recipe's own data they are made alone where nobody has made those to train on."""
-    from oformer.training.datasets import open_test_samples, train_and_test
-
-    if own is None and recipe.problem is not None:
-        return open_test_samples(recipe, root, samples=samples, device=device, say=say)
-    test = train_and_test(_data_of(recipe, own, root, device), recipe)[1]
-    return test if samples is None else test.subset(range(samples))
-
-
-def _data_of(recipe: "Recipe", own: Path | None, root: Path, device: str) -> "PointDataset":
-    from oformer.training.datasets import open_data
-
-    return open_data(recipe, root, own=own, device=device, say=say)

@@ -28,7 +28,7 @@ from oformer.models import Operator
 from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
 from oformer.plots import style
 from oformer.predict import Predictor, find_checkpoint
-from oformer.problems import Darcy, Electrostatics, NavierStokes
+from oformer.problems import Darcy, Electrostatics
 from oformer.recipes import RECIPES, recipe_named
 from oformer.results import NOT_YET, between_marks, full_table, headline, measured, short_table, write_results
 from oformer.shipped import zoo_folder, zoo_names
@@ -37,10 +37,9 @@ from oformer.training.evaluate import Momentum, Scores, errors, evaluate
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
 from oformer.training.recipe import Data
-from tests.tiny import tiny_recipe
+from tests.tiny import TINY_FLOW, tiny_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL_FLOW = NavierStokes(duration=3, points=16, solver_points=32, time_step=0.05, in_times=1)
 
 
 def seeded(seed: int):
@@ -328,7 +327,7 @@ def test_half_and_double_resolution_where_the_data_have_no_such_grid(tiny_data):
     kinds, missing = looked_at(darcy, View(points=(11, 11)))
     assert kinds == {"11 x 11 points": "trained", "6 x 6 points": "resolution", "16 x 16 points": "resolution"}
     assert missing == {"double resolution": "the nearest grid in the data has 16 x 16 points"}
-    kinds, missing = looked_at(SMALL_FLOW, View())
+    kinds, missing = looked_at(TINY_FLOW, View())
     assert kinds == {"16 x 16 points": "trained", "8 x 8 points": "resolution"}
     assert missing == {"double resolution": "the data have 16 x 16 points"}
     kinds, missing = looked_at(Electrostatics(), View())
@@ -337,7 +336,7 @@ def test_half_and_double_resolution_where_the_data_have_no_such_grid(tiny_data):
 
 
 def test_finer_samples_are_the_same_functions(tmp_path):
-    recipe = dataclasses.replace(seeded(1), problem=SMALL_FLOW, data=Data(train=5, test=2))
+    recipe = dataclasses.replace(seeded(1), problem=TINY_FLOW, data=Data(train=5, test=2))
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
     twice = zoo._finer(recipe)
     assert twice is not None

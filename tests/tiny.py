@@ -1,4 +1,4 @@
-"""The smallest recipe that has everything in it: all that is random, all that is saved."""
+"""The smallest recipe that has everything in it: all that is random, all that is saved. And a flow for its place."""
 
 import dataclasses
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 from oformer.data.dataset import View
 from oformer.models import Normalization, OFormerConfig
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
-from oformer.problems import Burgers
+from oformer.problems import Burgers, NavierStokes
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Data, Recipe, Training
 from oformer.training.schedules import Drop, OneCycle
+
+TINY_FLOW = NavierStokes(duration=3, points=16, solver_points=32, time_step=0.05, in_times=1)
 
 
 def tiny_recipe(**training: Any) -> Recipe:

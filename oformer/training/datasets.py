@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -126,18 +126,18 @@ def open_data(
     return PointDataset(made if made is not None else Store.open(folder), recipe.data.view)
 
 
-def whole_dataset(recipe: Recipe, datasets: Path) -> Store | None:
+def whole_dataset(recipe: Recipe, root: Path) -> Store | None:
     """The dataset that a recipe trains on, if it was made completely."""
     problem, data = _problem_of(recipe), recipe.data
     count = data.train + data.test
-    store = _complete(dataset_folder(problem, count, data.seed, datasets))
+    store = _complete(dataset_folder(problem, count, data.seed, root))
     split = {"train": (0, data.train), "test": (data.train, count)}
     return store if store is not None and store.splits == split else None
 
 
 def open_test_samples(
     recipe: Recipe,
-    datasets: Path,
+    root: Path,
     *,
     samples: int | None = None,
     device: torch.device | str = "cpu",
@@ -147,7 +147,7 @@ def open_test_samples(
 
     Args:
         recipe: whose data.
-        datasets: the folder of generated datasets, where they are looked for and kept.
+        root: the folder of generated datasets, where they are looked for and kept.
         samples: only the first so many.
         device: where to generate.
         say: told what generation will cost before it begins.
@@ -156,10 +156,10 @@ def open_test_samples(
     wanted = data.test if samples is None else samples
     if not 1 <= wanted <= data.test:
         raise InputError(f"1 to {data.test} test samples", str(wanted))
-    store = whole_dataset(recipe, datasets)
+    store = whole_dataset(recipe, root)
     if store is not None:
         return PointDataset(store, data.view, range(data.train, data.train + wanted))
-    base = dataset_folder(problem, data.train + data.test, data.seed, datasets)
+    base = dataset_folder(problem, data.train + data.test, data.seed, root)
     folders = [base.with_name(f"{base.name}-test{count}") for count in (data.test, wanted)]
     store = _complete(folders[0]) or _complete(folders[1])
     if store is None:
@@ -173,6 +173,33 @@ def open_test_samples(
         )  # fmt: skip
         assert store is not None  # there is one shard
     return PointDataset(store, data.view, range(wanted))
+
+
+def open_split(
+    recipe: Recipe,
+    root: Path,
+    split: Literal["train", "test"],
+    *,
+    own: Path | None = None,
+    samples: int | None = None,
+    device: torch.device | str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> PointDataset:
+    """The samples that a recipe trains on or is tested on; generated test samples are made alone if nobody made all.
+
+    Args:
+        recipe: whose data.
+        root: the folder of generated datasets.
+        split: which of the two.
+        own: a dataset to use instead of the recipe's own, or a file that can be imported.
+        samples: only the first so many.
+        device: where to generate.
+        say: told what generation will cost before it begins.
+    """
+    if split == "test" and own is None and recipe.problem is not None:
+        return open_test_samples(recipe, root, samples=samples, device=device, say=say)
+    found = train_and_test(open_data(recipe, root, own=own, device=device, say=say), recipe)[split == "test"]
+    return found if samples is None else found.subset(range(samples))
 
 
 def open_own(path: Path, view: View | None = None) -> PointDataset:

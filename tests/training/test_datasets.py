@@ -22,9 +22,7 @@ from oformer.training.datasets import (
     whole_dataset,
 )
 from oformer.training.recipe import Data
-from tests.tiny import tiny_recipe
-
-FLOW = NavierStokes(duration=3, points=16, solver_points=32, time_step=0.05, in_times=1)
+from tests.tiny import TINY_FLOW, tiny_recipe
 
 
 def own(count=10):
@@ -147,7 +145,7 @@ def test_data_that_are_gone_are_asked_for_and_without_memory_nothing_is(tmp_path
 PROBLEMS = {
     "burgers": tiny_recipe().problem,
     "darcy": Darcy(points=9),
-    "navier-stokes": FLOW,
+    "navier-stokes": TINY_FLOW,
     "electrostatics": Electrostatics(),
 }
 
@@ -185,7 +183,7 @@ def test_test_samples_are_made_once_and_kept(tmp_path, monkeypatch):
 
 def test_an_interrupted_generation_of_test_samples_goes_on(tmp_path, monkeypatch):
     """One file for each batch of a CPU: what was solved before the interruption is not solved again."""
-    recipe = dataclasses.replace(tiny_recipe(), problem=FLOW, data=Data(train=5, test=3))
+    recipe = dataclasses.replace(tiny_recipe(), problem=TINY_FLOW, data=Data(train=5, test=3))
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
     solve, solved = NavierStokes.solve, []
 
