@@ -36,7 +36,7 @@ def measured(row: Row, scores: Scores) -> float:
     elif row.quantity == "relative momentum" and near is not None:
         error = near.relative
     elif row.quantity == "density times momentum" and near is not None:
-        error = near.with_density
+        error = near.as_released
     else:
         raise InputError(f"scores of {row.recipe} with its {row.quantity}", "others", "Add the run to the zoo again")
     return error / row.unit

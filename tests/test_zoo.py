@@ -458,7 +458,7 @@ def test_each_row_measures_what_the_paper_measures():
         channels=3,
         error=0.5,
         mean_squared=physical_squares(2e-4, 1e-3, 3e-3),
-        momentum=Momentum(rmse=12.0, relative=0.08, with_density=15.0),
+        momentum=Momentum(rmse=12.0, relative=0.08, as_released=15.0),
     ).scores
     rows = {(row.recipe, row.quantity): row for row in ROWS}
     assert measured(rows["electro", "squared error of potential"], scores) == pytest.approx(0.2)
@@ -477,7 +477,7 @@ def test_the_error_of_a_card_in_a_few_words_is_the_paper_s_quantity():
     physical = physical_squares(3.7e-5, 2e-4, 4e-4)
     squares = card_of("electro-aug", error=1.02, mean_squared=physical, mean_squared_scaled=[9.0] * 3)
     assert headline(squares) == "squared 0.037e-3, 0.300e-3"
-    near = Momentum(rmse=12.0, relative=0.0817, with_density=15.469)
+    near = Momentum(rmse=12.0, relative=0.0817, as_released=15.469)
     assert headline(card_of("airfoil", channels=4, momentum=near)) == "momentum 8.17e-2, 15.469"
 
 

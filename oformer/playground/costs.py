@@ -76,6 +76,9 @@ class Cost:
 def start_of(scene: Scene, count: Count, most: float = AT_ONCE) -> Start:
     """All sensors at the usual resolution if that comes at once; else the most even choice that does.
 
+    Where none does, the least; but all of them where even that would take more than half as long, as where the frames
+    to be marched at the nodes of a mesh are what takes its time: fewer sensors make an operator less accurate.
+
     Args:
         scene: what can be chosen.
         count: operations by sensors and queries.
@@ -96,7 +99,8 @@ def start_of(scene: Scene, count: Count, most: float = AT_ONCE) -> Start:
     fitting = [choice for choice in every if choice[1].operations <= most]
     if fitting:
         return max(fitting, key=lambda choice: choice[0])[1]
-    return min(every, key=lambda choice: choice[1].operations)[1]
+    least = min(every, key=lambda choice: choice[1].operations)[1]
+    return least if least.operations <= full / 2 else Start(1, 1.0, scene.resolution, full, full)
 
 
 def _powers(sensors: int, queries: int) -> np.ndarray:

@@ -27,7 +27,7 @@ class Errors:
     by_step: Float[Tensor, "samples times"]  # relative L2 of each step
     squared: Float[Tensor, "samples channels"]  # mean squared error
     batch: int  # how many were predicted at once
-    momentum: Float[Tensor, "samples 3"] | None = None  # in the loss's region, see `Scores`
+    momentum: Float[Tensor, "samples 3"] | None = None  # in the loss's region: error, relative, and times density
     scale: Float[Tensor, " channels"] | None = (
         None  # the operator's units of the target, where they are the same anywhere
     )
@@ -35,11 +35,17 @@ class Errors:
 
 @dataclass(frozen=True)
 class Momentum:
-    """Errors of density times velocity in a region, over both components and all steps: means over samples."""
+    """Errors of density times velocity in a region, over both components and all steps.
 
-    rmse: float  # physical units
-    relative: float  # over the root mean square of the momentum there
-    with_density: float  # of density times the momentum: the published fields hold momentum, and were multiplied again
+    A root of a mean over several samples is larger than the mean of their roots, by half where samples differ as much
+    as flows around an airfoil: so it matters that the released code takes the root for each batch.
+    """
+
+    rmse: float  # physical units, the root of the mean over all samples
+    relative: float  # of a sample, over the root mean square of its momentum there; the mean over samples
+    # The released code's figure: the error of density times momentum, since the published fields hold momentum already
+    # and were multiplied again; root mean square of each batch, mean over batches.
+    as_released: float
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Scores:
     def of(cls, content: dict[str, Any]) -> "Scores":
         """From what `dataclasses.asdict` made of them."""
         momentum = content.get("momentum")
+        if momentum is not None and "as_released" not in momentum:  # older files had means of roots in its place
+            momentum = None
         return cls(**{**content, "momentum": Momentum(**momentum) if momentum else None})
 
 
@@ -149,7 +157,7 @@ def errors_of(
 
 
 def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, "batch 3"]:
-    """The three numbers of `Momentum` for each sample."""
+    """The root mean square error of each sample, the same relative to its momentum, and times density."""
     weights = region.weights(part.query)
     said, true = region.momentum(prediction), region.momentum(part.target)
 
@@ -190,5 +198,15 @@ def summarize(errors: Errors) -> Scores:
         by_step=errors.by_step.mean(0).tolist(),
         mean_squared=errors.squared.mean(0).tolist(),
         mean_squared_scaled=None if errors.scale is None else (errors.squared.mean(0) / errors.scale**2).tolist(),
-        momentum=None if errors.momentum is None else Momentum(*errors.momentum.mean(0).tolist()),
+        momentum=None if errors.momentum is None else _near(errors.momentum, errors.batch),
+    )
+
+
+def _near(momentum: Float[Tensor, "samples 3"], batch: int) -> Momentum:
+    error, share, again = momentum.unbind(1)
+    batches = [part.square().mean().sqrt() for part in again.split(batch)]
+    return Momentum(
+        rmse=error.square().mean().sqrt().item(),
+        relative=share.mean().item(),
+        as_released=torch.stack(batches).mean().item(),
     )

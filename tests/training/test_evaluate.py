@@ -10,8 +10,10 @@ from oformer.fields import Field
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.oformer import Propagator
 from oformer.training.evaluate import errors, evaluate
+from oformer.training.losses import Region
 
 COUNTS = (9, 5, 7, 6)
+PLAIN = Normalization(input="none", target="none", coords="as-is")
 
 
 class Said(Operator):
@@ -28,7 +30,7 @@ def case(unit: float) -> tuple[Operator, PointDataset, list[np.ndarray], list[np
     said, true = ([scale * random.standard_normal((3, n, 2)) for n in COUNTS] for _ in range(2))
     data = PointDataset.from_arrays([random.random((n, 2)) for n in COUNTS], said, true)
     model = OFormerConfig(propagator=Propagator(depth=1)).build(data.spec)
-    return Said(model, Normalization(input="none", target="none", coords="as-is")), data, said, true
+    return Said(model, PLAIN), data, said, true
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -53,3 +55,23 @@ def test_the_unit_of_a_channel_does_not_matter():
     torch.testing.assert_close(plain.relative, scaled.relative, rtol=1e-5, atol=0)
     torch.testing.assert_close(plain.by_step, scaled.by_step, rtol=1e-5, atol=0)
     assert float(scaled.squared[0, 0]) == pytest.approx(1e10 * float(plain.squared[0, 0]), rel=1e-5)
+
+
+def test_momentum_is_measured_over_the_split_and_over_batches_as_released():
+    """On one mesh: the root of a mean over several samples, of which one is far worse than the others."""
+    random = np.random.default_rng(1)
+    points, true = random.random((20, 2)), random.uniform(1, 2, (5, 3, 20, 4))
+    said = true + np.array([0.01, 1.0, 0.02, 0.1, 0.05])[:, None, None, None] * random.standard_normal(true.shape)
+    data = PointDataset.from_arrays(np.tile(points, (5, 1, 1)), said, true)
+    operator = Said(OFormerConfig(propagator=Propagator(depth=1)).build(data.spec), PLAIN)
+    scores = evaluate(operator, data, batch=2, region=Region(box=(0.0, 0.6, -1.0, 2.0)))
+    near = (points[:, 0] > 0) & (points[:, 0] < 0.6)
+    p, t = said[:, :, near], true[:, :, near]
+    wrong = p[..., :2] * p[..., 2:3] - t[..., :2] * t[..., 2:3]
+    again = p[..., :2] * p[..., 2:3] ** 2 - t[..., :2] * t[..., 2:3] ** 2
+    own = np.sqrt((wrong**2).mean((1, 2, 3)) / ((t[..., :2] * t[..., 2:3]) ** 2).mean((1, 2, 3)))
+    batches = [np.sqrt((again[first : first + 2] ** 2).mean()) for first in (0, 2, 4)]
+    assert scores.momentum is not None
+    assert scores.momentum.rmse == pytest.approx(np.sqrt((wrong**2).mean()), rel=1e-5)
+    assert scores.momentum.relative == pytest.approx(own.mean(), rel=1e-5)
+    assert scores.momentum.as_released == pytest.approx(np.mean(batches), rel=1e-5)
