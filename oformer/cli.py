@@ -322,12 +322,17 @@ class Evaluate:
         region = recipe.training.loss.region
         with watched(checkpoint.operator, len(split), say):
             scores = evaluate(checkpoint.operator, split, self.batch, region=region)
-        mean = None
-        with watched(checkpoint.operator, None, say):
-            if self.average != 1:
-                mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
-            sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch, trained_error=scores.error)
         difference = None if expected is None else scores.error / expected - 1
+        if not self.json:  # at once: what follows may take several times as long
+            self._print_scores(scores, expected, split)
+        mean = None
+        if self.average != 1:
+            say(f"Averaging over {self.average} symmetries.")
+            with watched(checkpoint.operator, self.average * len(split), say):
+                mean = evaluate(checkpoint.operator, split, self.batch, recipe.problem, self.average, region)
+        say("Looking at the same samples through other points.")
+        with watched(checkpoint.operator, None, say):
+            sweep = resolution_sweep(checkpoint.operator, split, batch=self.batch, trained_error=scores.error)
         if self.json:
             content = {**dataclasses.asdict(scores), "sweep": [dataclasses.asdict(row) for row in sweep]}
             if mean is not None:
@@ -336,23 +341,27 @@ class Evaluate:
                 content["card"] = {"error": expected, "difference": difference}
             print(json.dumps(content, indent=2))
             return 0
+        rows = [(r.label, str(r.points), f"{r.error:.4%}") for r in sweep]
+        if mean is not None:
+            rows.append((f"{self.average} symmetries, averaged", str(split[0].input.points), f"{mean.error:.4%}"))
+        table(("looked at with", "input points", "error"), rows)
+        return 0
+
+    def _print_scores(self, scores: "Scores", expected: float | None, split: "PointDataset") -> None:
+        card = []
+        if expected:
+            card.append(("mean, as its card says", f"{expected:.4%} (now {scores.error / expected - 1:+.3%})"))
         table(
             ("relative L2 error", f"{self.split} split, {scores.count} samples"),
             [
                 ("mean", f"{scores.error:.4%}"),
-                *([("mean, as its card says", f"{expected:.4%} (now {difference:+.3%})")] if expected else []),
+                *card,
                 ("median", f"{scores.median:.4%}"),
                 ("worst", f"{scores.worst:.4%} (sample {scores.worst_sample})"),
                 ("mean of batch means (as the released code)", f"{scores.batch_mean:.4%}"),
                 *_mesh_rows(scores, split.card.targets if split.spec.grid is None else ()),
-                *([(f"mean, averaged over {self.average} symmetries", f"{mean.error:.4%}")] if mean else []),
             ],
         )
-        table(
-            ("looked at with", "input points", "error"),
-            [(r.label, str(r.points), f"{r.error:.4%}") for r in sweep],
-        )
-        return 0
 
     def _samples(self, recipe: "Recipe", folder: Path, device: str) -> tuple["PointDataset", float | None]:
         """What to measure on, and the error that a card promises there."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from oformer import analysis
 from oformer.cli import COMMANDS, main, parse
 from oformer.data.dataset import PointDataset
 
@@ -233,6 +234,24 @@ def test_evaluate_averages_over_symmetries(trained):
     refused = cli("evaluate", "outputs/burgers-demo", "--device", "cpu", "--average", "100000", cwd=trained)
     assert refused.returncode == 2
     assert "symmetries, which burgers has on these points" in refused.stderr
+
+
+def test_evaluate_shows_the_error_before_it_goes_on_to_what_takes_longer(trained, monkeypatch, capsys):
+    """Who stops it then with Ctrl-C has what was asked for."""
+
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr(analysis, "resolution_sweep", stopped)
+    assert main(["evaluate", "outputs/burgers-demo", "--device", "cpu"]) == 130
+    shown = capsys.readouterr()
+    assert "relative L2 error" in shown.out
+    assert "looked at with" not in shown.out
+    monkeypatch.undo()
+    monkeypatch.chdir(trained)
+    assert main(["evaluate", "outputs/burgers-demo", "--device", "cpu", "--average", "4"]) == 0
+    assert "4 symmetries, averaged" in capsys.readouterr().out.partition("looked at with")[2]
 
 
 def test_predict_writes_physical_values_where_asked(trained, tmp_path):
