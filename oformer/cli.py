@@ -441,7 +441,7 @@ class Plot:
     only: tuple[str, ...] = ()
     """Only the pictures of these names, such as predictions; by default all."""
     movie: Path | None = None
-    """Also write the median prediction over time as a .gif or .mp4 (problems in time on a 2-D grid)."""
+    """Also write the median prediction over time as a .gif or .mp4 (problems in time in two dimensions)."""
     data: Path | None = None
     """Another dataset than that which it was trained on."""
     recipe: str | None = None

@@ -265,6 +265,7 @@ def _aside(axis: "matplotlib.axes.Axes", place: Surface) -> None:
 def _pixels(figure: "matplotlib.figure.Figure") -> np.ndarray:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    figure.set_dpi(style.MOVIE_DPI)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = np.asarray(canvas.buffer_rgba())[..., :3]
@@ -275,7 +276,10 @@ def _pixels(figure: "matplotlib.figure.Figure") -> np.ndarray:
 def _gif(pictures: list[np.ndarray], rate: int) -> bytes:
     from PIL import Image
 
-    first, *others = (Image.fromarray(p).quantize(128) for p in pictures)
+    # One palette, so that nothing flickers, which reaches to the ends of all scales: chosen by how often a color
+    # occurs, the usual way, it would have none for the few points where an error is large.
+    palette = Image.fromarray(np.concatenate(pictures)).quantize(256, Image.Quantize.MAXCOVERAGE)
+    first, *others = (Image.fromarray(p).quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=1000 / rate, loop=0, disposal=1)
     return buffer.getvalue()

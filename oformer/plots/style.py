@@ -30,6 +30,7 @@ GRID = "#E7E9EC"
 
 WIDTH = 6.4  # inches; with this width and these sizes text is still legible on a phone
 DPI = 200  # sharp on screens of double density
+MOVIE_DPI = 150  # of many pictures in one file
 
 STYLE: dict[str, Any] = {
     "figure.facecolor": "white",

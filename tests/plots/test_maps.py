@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from oformer.errors import InputError
 from oformer.fields import Field, Sample
@@ -90,14 +91,26 @@ def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
         imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     maps.animation(path, panel(times=3), GRID, rate=2)
     if kind == "gif":
-        from PIL import Image
-
         with Image.open(path) as movie:
             assert movie.n_frames == 3
             assert movie.info["duration"] == 500
     else:
         frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
         assert (frames, seconds) == (3, pytest.approx(1.5, abs=0.1))
+
+
+def test_an_animation_keeps_its_colors_where_they_are_rare(tmp_path, monkeypatch):
+    """An error of one point among smooth maps: a palette by how often a color occurs would have none for it."""
+    drawn, pixels = [], maps._pixels
+    monkeypatch.setattr(maps, "_pixels", lambda figure: drawn.append(pixels(figure)) or drawn[-1])
+    one = panel(times=3)
+    wrong = one.sample.target.clone()
+    wrong[:, 17] += 5.0
+    maps.animation(tmp_path / "movie.gif", dataclasses.replace(one, prediction=wrong), GRID)
+    with Image.open(tmp_path / "movie.gif") as movie:
+        for step, picture in enumerate(drawn):
+            movie.seek(step)
+            np.testing.assert_allclose(np.asarray(movie.convert("RGB"), float), picture, rtol=0, atol=36)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
