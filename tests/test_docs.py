@@ -59,6 +59,13 @@ def test_every_page_is_in_the_tree_once_and_every_entry_is_a_page():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_no_line_of_text_is_a_comment(page):
+    """Where a number ends a line and its % begins the next, the site would leave the rest of the sentence out."""
+    text = FENCE.sub("", page.read_text())
+    assert not re.findall(r"^\s*%.*", text, re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_lead_to_files_and_headings(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", text):
