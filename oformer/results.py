@@ -167,16 +167,21 @@ _CAPTIONS = {
     "results-by-share": "Test error when the operator is given a random share of the input points, from the cards; "
     "that of the paper's ns2-full from its appendix.",
 }
-_SHOWN = ("predictions", "by-resolution")  # of the pictures that `oformer plot` draws of one operator
+# Of what `oformer plot NAME --out IMAGES/NAME --movie IMAGES/NAME/movie.gif` draws of one operator.
+_SHOWN = {
+    "predictions.png": page.CAPTIONS["predictions"],
+    "movie.gif": "Truth, prediction and error over time of the sample with the median error.",
+    "by-resolution.png": page.CAPTIONS["by-resolution"],
+}
 
 
 def _drawn(cards: Mapping[str, ModelCard], images: Path) -> dict[str, str]:
-    """Captions of the pictures that `oformer plot NAME --out IMAGES/NAME` has left for an operator, by their place."""
+    """Captions of the pictures that have been left for an operator, by their place."""
     return {
-        f"{name}/{kind}": f"{name}: {page.CAPTIONS[kind][0].lower()}{page.CAPTIONS[kind][1:]}"
+        f"{name}/{file}": f"{name}: {caption[0].lower()}{caption[1:]}"
         for name in cards
-        for kind in _SHOWN
-        if (images / name / f"{kind}.png").is_file()
+        for file, caption in _SHOWN.items()
+        if (images / name / file).is_file()
     }
 
 
@@ -196,8 +201,8 @@ def write_results(cards: Mapping[str, ModelCard], results: Path, readme: Path, i
     for name, figure in figures.items():
         style.save_figure(images / f"{name}.png", figure)
     place = images.relative_to(results.parent) if images.is_relative_to(results.parent) else images
-    captions = {**{name: _CAPTIONS[name] for name in figures}, **_drawn(cards, images)}
-    shown = [f"![{words}]({(place / name).as_posix()}.png)\n\n*{words}*" for name, words in captions.items()]
+    captions = {**{f"{name}.png": _CAPTIONS[name] for name in figures}, **_drawn(cards, images)}
+    shown = [f"![{words}]({(place / name).as_posix()})\n\n*{words}*" for name, words in captions.items()]
     for path, mark, text in (
         (results, "results", full_table(cards)),
         (results, "pictures", "\n\n".join(shown)),

@@ -509,12 +509,12 @@ def test_results_are_rewritten_between_their_marks_and_nothing_else(here, tmp_pa
     flow = dataclasses.replace(card, name="ns1", scores=dataclasses.replace(card.scores, by_step=[0.1, 0.2]))
     paths = tmp_path / "results.md", tmp_path / "README.md", tmp_path / "images"
     (tmp_path / "images" / "ns1").mkdir(parents=True)
-    for name in ("predictions", "training"):
-        (tmp_path / "images" / "ns1" / f"{name}.png").write_bytes(b"\x89PNG")
+    for name in ("predictions.png", "training.png", "movie.gif"):
+        (tmp_path / "images" / "ns1" / name).write_bytes(b"\x89PNG")
     write_results({"ns1": flow}, *paths)
     page = paths[0].read_text()
-    assert page.count("![") == 3  # two of all operators, and one of those that were drawn of this one
-    assert "](images/ns1/predictions.png)" in page
+    assert page.count("![") == 4  # two of all operators, and two of those that were drawn of this one
+    assert page.index("](images/ns1/predictions.png)") < page.index("](images/ns1/movie.gif)")
     for image in re.findall(r"\]\((images/[^)]*)\)", page):
         assert (tmp_path / image).read_bytes().startswith(b"\x89PNG")
     before = (ROOT / "docs" / "results.md").read_text()
