@@ -279,6 +279,9 @@ def _gif(pictures: list[np.ndarray], rate: int) -> bytes:
     # One palette, so that nothing flickers, which reaches to the ends of all scales: chosen by how often a color
     # occurs, the usual way, it would have none for the few points where an error is large.
     palette = Image.fromarray(np.concatenate(pictures)).quantize(256, Image.Quantize.MAXCOVERAGE)
+    colors = np.array(palette.getpalette()).reshape(-1, 3)
+    colors[(colors > 250).all(1)] = 255  # the paper stays white
+    palette.putpalette(colors.ravel().tolist())
     first, *others = (Image.fromarray(p).quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=1000 / rate, loop=0, disposal=1)

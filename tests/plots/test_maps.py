@@ -110,7 +110,9 @@ def test_an_animation_keeps_its_colors_where_they_are_rare(tmp_path, monkeypatch
     with Image.open(tmp_path / "movie.gif") as movie:
         for step, picture in enumerate(drawn):
             movie.seek(step)
-            np.testing.assert_allclose(np.asarray(movie.convert("RGB"), float), picture, rtol=0, atol=36)
+            shown = np.asarray(movie.convert("RGB"), float)
+            np.testing.assert_allclose(shown, picture, rtol=0, atol=36)
+            assert np.all(shown[0, -1] == 255)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
