@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _ADVICE = "Fields on a line are drawn by plots.lines"
+WHITE = (255, 255, 255)
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"  # told apart with common color blindness; the second has a neutral middle
 
 Grid = tuple[int, int] | None  # points along each axis of the queries, row-major; None on scattered points
@@ -277,12 +278,20 @@ def _gif(pictures: list[np.ndarray], rate: int) -> bytes:
     from PIL import Image
 
     # One palette, so that nothing flickers, which reaches to the ends of all scales: chosen by how often a color
-    # occurs, the usual way, it would have none for the few points where an error is large.
-    palette = Image.fromarray(np.concatenate(pictures)).quantize(256, Image.Quantize.MAXCOVERAGE)
-    colors = np.array(palette.getpalette()).reshape(-1, 3)
-    colors[(colors > 250).all(1)] = 255  # the paper stays white
-    palette.putpalette(colors.ravel().tolist())
-    first, *others = (Image.fromarray(p).quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures)
+    # occurs, the usual way, it would have none for the few points where an error is large. Its last color is the paper.
+    palette = Image.fromarray(np.concatenate(pictures)).quantize(255, Image.Quantize.MAXCOVERAGE)
+    chosen = np.array(palette.getpalette() or ()).reshape(-1, 3)[:255]
+    colors = np.full((256, 3), WHITE, np.uint8)
+    colors[: len(chosen)] = chosen
+
+    def frame(picture: np.ndarray) -> Image.Image:
+        indices = np.array(Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE))
+        indices[(picture == WHITE).all(-1)] = 255
+        coded = Image.fromarray(indices)
+        coded.putpalette(colors.tobytes())
+        return coded
+
+    first, *others = map(frame, pictures)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=1000 / rate, loop=0, disposal=1)
     return buffer.getvalue()
