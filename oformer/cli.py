@@ -322,7 +322,6 @@ class Evaluate:
         region = recipe.training.loss.region
         with watched(checkpoint.operator, len(split), say):
             scores = evaluate(checkpoint.operator, split, self.batch, region=region)
-        difference = None if expected is None else scores.error / expected - 1
         if not self.json:  # at once: what follows may take several times as long
             self._print_scores(scores, expected, split)
         mean = None
@@ -338,7 +337,7 @@ class Evaluate:
             if mean is not None:
                 content["averaged"] = {"symmetries": self.average, **dataclasses.asdict(mean)}
             if expected is not None:
-                content["card"] = {"error": expected, "difference": difference}
+                content["card"] = {"error": expected, "difference": scores.error / expected - 1}
             print(json.dumps(content, indent=2))
             return 0
         rows = [(r.label, str(r.points), f"{r.error:.4%}") for r in sweep]
