@@ -23,6 +23,11 @@ def blocks(page: Path, *kinds: str) -> list[tuple[str, str]]:
     return [(kind, code) for kind, code in FENCE.findall(page.read_text()) if kind in kinds]
 
 
+def prose(page: Path) -> str:
+    """What is no block of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+
+
 def run(page: Path, names: dict, smaller: dict[str, str]) -> dict:
     """Run the Python and the commands of a page in their order, with some sizes made smaller."""
     used = set()
@@ -61,14 +66,12 @@ def test_every_page_is_in_the_tree_once_and_every_entry_is_a_page():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_no_line_of_text_is_a_comment(page):
     """Where a number ends a line and its % begins the next, the site would leave the rest of the sentence out."""
-    text = FENCE.sub("", page.read_text())
-    assert not re.findall(r"^\s*%.*", text, re.M)
+    assert not re.findall(r"^\s*%.*", prose(page), re.M)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_lead_to_files_and_headings(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", text):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", prose(page)):
         file = (page.parent / target).resolve() if target else page
         assert file.exists(), f"{page.name} links to {target}"
         if anchor:

@@ -79,10 +79,11 @@ def test_no_sensors_are_left_out_for_little():
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_what_is_shipped_begins_with_what_comes_at_once(name):
-    (served,) = Service({name: Predictor(f"zoo:{name}", "cpu")}).models.values()
-    if served.scene is not None and served.start.reduced:
+    predictor = Predictor(f"zoo:{name}", "cpu")
+    (served,) = Service({name: predictor}).models.values()
+    if served.scene is not None and start_of(served.scene, Cost(predictor), most=1.0).reduced:
         assert served.start.operations <= AT_ONCE
-    elif served.scene is not None:  # all of it, within a second on two cores
+    elif served.scene is not None:  # nothing that could be left out would help: all of it, within a second on two cores
         assert served.start.operations <= 2 * AT_ONCE
 
 
