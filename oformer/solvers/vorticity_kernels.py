@@ -36,13 +36,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oformer.graphs import Record, Work
+
 _RANGE = 128  # of scaled velocities in the mean; half precision ends at 65,504, which their squares / _RANGE stay below
 
 
 class FusedRungeKutta:
     """Steps of integrating-factor RK4 on the modes |k| < n/3, in float32 on a GPU; the state is its own."""
 
-    def __init__(self, w: Tensor, nu: Tensor, force: Tensor, largest: Tensor, points: int, time_step: float):
+    def __init__(
+        self,
+        w: Tensor,
+        nu: Tensor,
+        force: Tensor,
+        largest: Tensor,
+        points: int,
+        time_step: float,
+        record: Record | None = None,
+    ):
         """Make the tables, and take in the state.
 
         Args:
@@ -52,6 +63,7 @@ class FusedRungeKutta:
             largest: what the root mean square of the vorticity will not exceed, for each sample.
             points: per axis; 64, 128 or 256.
             time_step: of all steps.
+            record: how to record a step, so that starting its kernels takes no longer than they do; None: not.
         """
         self.batch, self.modes = len(w), w.shape[-1]
         self.quarter = points // 4
@@ -83,6 +95,8 @@ class FusedRungeKutta:
         # Four images of x, then real and imaginary part of two velocities, and later of two products.
         self.velocity = self.state.new_empty((self.batch, 4, 4, self.quarter, 2 * self.parity))
         self.flux = torch.empty_like(self.velocity)
+        self._record = record
+        self._replay: Work | None = None
 
     def _table(self, *planes: Tensor, axes: tuple[int, ...] = (-2, -1)) -> Tensor:
         """Planes in float32, with even wave numbers before odd ones along some axes and zeros up to whole tiles."""
@@ -111,6 +125,13 @@ class FusedRungeKutta:
         even_real, even_imag, odd_real, odd_imag = self.state[:, :, where][..., where].unbind(1)
         even, odd = torch.complex(even_real, even_imag), torch.complex(odd_real, odd_imag)
         return torch.cat([even[:, :1], (even + odd)[:, 1:] / 2, ((even - odd)[:, 1:] / 2).flip(1)], 1)
+
+    def march(self, steps: int) -> None:
+        """So many time steps; the first of all compiles the kernels, and is not recorded."""
+        for _ in range(steps):
+            (self._replay or self.step)()
+            if self._replay is None and self._record is not None:
+                self._replay = self._record(self.step, 0)
 
     def step(self) -> None:
         """One time step."""

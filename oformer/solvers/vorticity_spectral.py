@@ -24,6 +24,7 @@ from torch import Tensor
 
 from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
+from oformer.graphs import CudaGraphs
 from oformer.meshes.grids import periodic_grid
 from oformer.solvers.records import whole_steps
 from oformer.switches import fused_kernels
@@ -170,11 +171,11 @@ def _fused_march(
     from oformer.solvers.vorticity_kernels import FusedRungeKutta  # needs Triton
 
     force = _push(modes, forcing.to(initial.dtype))
-    fused = FusedRungeKutta(modes.cut(_rfft2(initial)), nu, force, largest, modes.points, time_step)
+    record = CudaGraphs(initial.device) if initial.is_cuda else None
+    fused = FusedRungeKutta(modes.cut(_rfft2(initial)), nu, force, largest, modes.points, time_step, record)
 
     def march(steps: int) -> Tensor:
-        for _ in range(steps):
-            fused.step()
+        fused.march(steps)
         return fused.packed()
 
     return march

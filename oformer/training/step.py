@@ -15,11 +15,11 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch
+from oformer.graphs import CudaGraphs, Record, Work
 from oformer.models.base import Operator, Precision
 from oformer.models.chunked import InChunks
 from oformer.nn.rotary import expanded
 from oformer.training.distributed import ALONE, Ranks
-from oformer.training.graphs import CudaGraphs, Record, Work
 from oformer.training.recipe import Training
 
 # From an operator, a batch, and what the model said of it on unit scale to the loss and its parts.

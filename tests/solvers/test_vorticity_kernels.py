@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from oformer.errors import InputError
+from oformer.solvers.vorticity_kernels import FusedRungeKutta
 from oformer.solvers.vorticity_spectral import solve
 from oformer.switches import fused_kernels
 from tests.solvers.test_vorticity_spectral import states
@@ -44,6 +45,25 @@ def test_same_bits_in_any_batch():
         viscosity=1e-4, times=[0.0, 0.04], time_step=0.01, fused=True,
     )  # fmt: skip
     assert torch.equal(together[1], alone[0])
+
+
+def test_a_recorded_step_is_one_of_the_steps_and_is_recorded_once():
+    """However the steps are called for; the state that is recorded is that of the first step, not a copy."""
+
+    def started(record=None):
+        modes = torch.view_as_complex(torch.randn(2, 43, 22, 2, generator=torch.Generator().manual_seed(0))).to(DEVICE)
+        modes[:, 0, 0] = 0
+        nu, largest = torch.full((1, 1, 1), 1e-4, dtype=torch.float64, device=DEVICE), torch.ones(2, device=DEVICE)
+        return FusedRungeKutta(modes, nu, torch.zeros_like(modes[0]), largest, 64, 1e-3, record)
+
+    recorded: list[int] = []
+    plain, replayed = started(), started(lambda work, warm_up: recorded.append(warm_up) or work)
+    for steps in (1, 3, 1):
+        plain.march(steps)
+        replayed.march(steps)
+        assert torch.equal(plain.state, replayed.state)
+    assert recorded == [0]
+    assert float((plain.packed() - started().packed()).norm()) > 0
 
 
 def test_what_they_cannot_do_is_refused():

@@ -20,6 +20,7 @@ from oformer.data.dataset import PointDataset
 from oformer.data.loader import padded
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, collate
+from oformer.graphs import CudaGraphs, Work
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.base import AUTOCAST
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
@@ -30,7 +31,6 @@ from oformer.training import loop, step
 from oformer.training.datasets import open_data
 from oformer.training.distributed import Ranks
 from oformer.training.evaluate import errors
-from oformer.training.graphs import CudaGraphs, Work
 from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
