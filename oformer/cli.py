@@ -656,7 +656,7 @@ class ZooAdd:
     name: str | None = None
     """In the zoo; by default that of the recipe."""
     half: bool = False
-    """Ship the weights in float16; the card says what that costs."""
+    """Ship the weights in float16, all but first and last layers; the card says what that costs."""
     card_only: bool = False
     """Write the card and the journals without the weights, into runs/."""
     finer: bool = False

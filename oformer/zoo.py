@@ -98,7 +98,7 @@ def add(
         run: whose weights are shipped.
         name: in the zoo; by default that of its recipe.
         seed_runs: other runs of the same recipe, whose errors and journals are recorded beside.
-        half: ship the weights in float16, and measure what that costs.
+        half: ship the hidden matrices, nearly all of the weights, in float16, and measure what that costs.
         card_only: write the card and the journals without the weights.
         finer: make the test samples at twice their resolution too, where they are not stored so finely.
         average: also measure the mean of predictions under so many exact symmetries.
@@ -249,9 +249,13 @@ def thinned(records: Sequence[dict[str, Any]], lines: int = LINES) -> list[dict[
 
 
 def _round_weights(operator: Operator) -> None:
-    """Give the parameters the values they have in float16. Statistics and frequencies stay: they need their digits."""
+    """Give the hidden matrices the values they have in float16.
+
+    The rest stays, since it is small and needs its digits: statistics, frequencies, and layers that see raw values or
+    make final ones, whose rounding nothing averages out.
+    """
     with torch.no_grad():
-        for parameter in operator.model.parameters():
+        for parameter in operator.model.hidden_matrices():
             rounded = parameter.half()
             if not torch.isfinite(rounded).all():
                 raise InputError("weights within the range of float16", "larger ones", "Add the run without --half")
@@ -259,9 +263,9 @@ def _round_weights(operator: Operator) -> None:
 
 
 def _as_stored(operator: Operator) -> Operator:
-    """The operator with its parameters in float16, to be saved."""
+    """The operator with its hidden matrices in float16, to be saved."""
     stored = copy.deepcopy(operator)
-    for parameter in stored.model.parameters():
+    for parameter in stored.model.hidden_matrices():
         parameter.data = parameter.data.half()
     return stored
 
