@@ -187,7 +187,7 @@ class Trainer:
         self.operator.autocast = AUTOCAST.get(case.precision)
         torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
         self.stepper = Stepper(self.operator, self.settings, device)
-        self.descent = Descent(self.operator, self.settings.optimizer, self.stepper.record)
+        self.descent = Descent(self.operator, self.settings.optimizer, self.stepper.recorder())
         self.done = 0
 
     def step(self, batch: Batch) -> None:

@@ -260,7 +260,7 @@ def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.devic
     operator.model.recompute = settings.recompute
     ranks.take_from_first(operator.state_dict().values())  # other processors may round a seeded start otherwise
     stepper = Stepper(operator, settings, device, ranks)
-    descent = Descent(operator, settings.optimizer, stepper.record)
+    descent = Descent(operator, settings.optimizer, stepper.recorder())
     state = _State(operator, stepper, descent, Average(operator, settings.ema) if settings.ema else None)
     if found:
         _restore(state, tensors, progress)
@@ -343,7 +343,11 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     key = () if ranks.share == (0, 1) else (ranks.rank,)
     if settings.augment and recipe.problem is not None:
         batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0, *key))
-    times = settings.horizon.at(step, settings.steps, spec.out_times) if settings.horizon else spec.out_times
+    times = spec.out_times
+    if settings.horizon is not None:
+        before, times = (settings.horizon.at(s, settings.steps, spec.out_times) for s in (step - 1, step))
+        if times > before:
+            state.stepper.forget()  # the shorter horizon does not come back
     if settings.windows:
         batch = begin_later(batch, times, torch_generator(settings.seed, step, 3, *key))
     if settings.drop is not None:

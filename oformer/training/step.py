@@ -84,7 +84,7 @@ class Stepper:
             ranks: the processes that train together.
             record: how to record; by default as CUDA graphs, on a GPU.
         """
-        device = torch.device(device)
+        self._device = device = torch.device(device)
         gpu = device.type == "cuda"
         self.operator, self.settings, self.ranks = operator, settings, ranks
         self.measure: Measure = settings.loss.of
@@ -114,6 +114,15 @@ class Stepper:
         self.scale = Scale(device) if used_precision(settings, device) == "float16" else None
         self._met: set[tuple] = set()
         self._recorded: dict[tuple, tuple[_Gradients, Work]] = {}
+
+    def recorder(self) -> Record | None:
+        """Another of the kind that records gradients, for work whose recording outlives theirs; None: nothing is."""
+        return CudaGraphs(self._device) if isinstance(self.record, CudaGraphs) else self.record
+
+    def forget(self) -> None:
+        """Let all recordings go, and with them their memory, which is too small for those of a longer horizon."""
+        self._recorded.clear()
+        self.record = self.recorder()  # graphs give the pool that they share back when the last one is gone
 
     @property
     def prefers_few_shapes(self) -> bool:

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,9 +36,10 @@ from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Descent, Optimizer
-from oformer.training.recipe import Recipe, Training
+from oformer.training.recipe import Data, Recipe, Training
+from oformer.training.schedules import Horizon
 from oformer.training.step import Stepper, used_precision
-from tests.tiny import tiny_recipe
+from tests.tiny import TINY_FLOW, tiny_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 8
@@ -141,6 +143,24 @@ def test_gradients_lie_where_they_lay_so_that_the_descent_can_be_recorded():
         stepper(batch, 6)
         places.append([p.grad.data_ptr() for p in operator.parameters()])
     assert places[0] == places[1] == places[2] == places[3]
+
+
+def test_recordings_that_are_forgotten_are_gone_and_made_anew():
+    one, other, graphs = navier_stokes(), navier_stokes(), FakeGraphs()
+    plain, recorded = Stepper(one, training(), "cpu"), Stepper(other, training(), "cpu", record=graphs)
+    (batch,) = batches(2)
+
+    def compare(*horizons: int) -> None:
+        for times in horizons:
+            assert torch.equal(recorded(batch, times)["loss"], plain(batch, times)["loss"])
+            assert all(torch.equal(a, b) for a, b in zip(gradients(other), gradients(one), strict=True))
+
+    compare(3, 3, 3)
+    gone = [weakref.ref(found) for found, _ in recorded._recorded.values()]
+    recorded.forget()
+    assert [reference() for reference in gone] == [None]
+    compare(6, 6, 3, 6, 3)
+    assert graphs.records == 3
 
 
 def test_only_so_many_shapes_are_recorded_and_the_others_are_right(monkeypatch):
@@ -347,6 +367,41 @@ def test_a_recorded_run_is_the_plain_run_and_goes_on_as_one(tmp_path, tiny_data,
         found = state_of(tmp_path / name)
         assert found.keys() == plain.keys()
         assert all(torch.equal(found[key], plain[key]) for key in plain)
+
+
+def test_a_longer_horizon_lets_the_recordings_of_shorter_ones_go(tmp_path, monkeypatch):
+    """At the steps where it grows and at no other, also where a run goes on; and the run is the plain one."""
+    recipe = dataclasses.replace(
+        tiny_recipe(steps=12, drop=None, horizon=Horizon(first=1, ramp=0.75)),
+        problem=dataclasses.replace(TINY_FLOW, duration=6),
+        data=Data(train=5, test=3),
+    )
+    data = open_data(recipe, tmp_path / "datasets")
+    run(recipe, tmp_path / "plain", data)
+    graphs, asked, forgotten = with_fake_graphs(monkeypatch), [], []
+    call, forget = Stepper.__call__, Stepper.forget
+
+    def watched(self, batch, times):
+        asked.append(times)
+        found = call(self, batch, times)
+        assert {shape[0] for shape in self._recorded} <= {times}
+        return found
+
+    monkeypatch.setattr(Stepper, "__call__", watched)
+    monkeypatch.setattr(Stepper, "forget", lambda self: (forgotten.append(len(asked)), forget(self)))
+    while not run(recipe, tmp_path / "parts", data, max_minutes=0.0).finished:
+        pass
+    assert asked == sorted(asked)
+    grown = [step for step in range(1, 12) if asked[step] > asked[step - 1]]
+    assert len(grown) == 2
+    assert forgotten == grown
+    asked.clear()
+    forgotten.clear()
+    run(recipe, tmp_path / "recorded", data)
+    assert forgotten == grown
+    assert graphs.records == 4  # three horizons, and the descent
+    plain, found = state_of(tmp_path / "plain"), state_of(tmp_path / "recorded")
+    assert all(torch.equal(found[key], plain[key]) for key in plain)
 
 
 def test_dropped_points_come_in_few_sizes(tmp_path, tiny_data, monkeypatch):
@@ -686,6 +741,30 @@ def test_a_captured_step_takes_little_more_memory_than_a_plain_one():
     assert plain[1] > 300 * 2**20  # next to which the workspaces of a stream do not count
     assert captured[0] < 1.5 * plain[0]
     assert captured[1] < 1.5 * plain[1]
+
+
+@pytest.mark.gpu
+def test_recordings_that_are_forgotten_give_their_memory_back():
+    """To those of longer horizons, although the descent's own recording stays."""
+    operator, settings = navier_stokes().cuda(), training(compile=False)
+    (batch,) = map(shared_on_gpu, batches(512))
+
+    def taken(*horizons: int) -> int:
+        stepper = Stepper(operator, settings, "cuda")
+        descent = Descent(operator, settings.optimizer, stepper.recorder())
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for times in horizons:
+            stepper.forget()
+            for _ in range(3):
+                stepper(batch, times)
+                descent.step(1.0, 0.9)
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() - before
+
+    at_once = taken(6)
+    assert at_once > 300 * 2**20
+    assert taken(2, 3, 4, 5, 6) < 1.1 * at_once
 
 
 @pytest.mark.gpu
