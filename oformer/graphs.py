@@ -26,6 +26,15 @@ class CudaGraphs:
         with torch.cuda.device(device):
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
+    def apart(self) -> "CudaGraphs":
+        """For recordings that live longer or shorter than these: a pool of its own.
+
+        The stream is the same, since libraries of matrix products keep memory for each stream that they have seen.
+        """
+        other = CudaGraphs(self._device)
+        other._stream = self._stream
+        return other
+
     def __call__(self, work: Work, warm_up: int) -> Work:
         """Record work; see `Record`."""
         random = torch.cuda.get_rng_state(self._device)

@@ -117,7 +117,7 @@ class Stepper:
 
     def recorder(self) -> Record | None:
         """Another of the kind that records gradients, for work whose recording outlives theirs; None: nothing is."""
-        return CudaGraphs(self._device) if isinstance(self.record, CudaGraphs) else self.record
+        return self.record.apart() if isinstance(self.record, CudaGraphs) else self.record
 
     def forget(self) -> None:
         """Let all recordings go, and with them their memory, which is too small for those of a longer horizon."""
