@@ -84,7 +84,7 @@ class Stepper:
             ranks: the processes that train together.
             record: how to record; by default as CUDA graphs, on a GPU.
         """
-        self._device = device = torch.device(device)
+        device = torch.device(device)
         gpu = device.type == "cuda"
         self.operator, self.settings, self.ranks = operator, settings, ranks
         self.measure: Measure = settings.loss.of

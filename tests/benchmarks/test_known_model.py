@@ -59,7 +59,7 @@ def test_it_learns_to_shift_a_field():
     assert error < 0.5
 
 
-def test_the_command_writes_a_journal_and_names_the_published_error(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_a_journal_and_names_the_published_error(tmp_path, capsys):
     recipe = tmp_path / "small_flow.py"
     recipe.write_text(
         "import dataclasses\n"
