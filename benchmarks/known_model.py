@@ -43,25 +43,61 @@ HALVINGS = 5  # one at the end of each fifth of the epochs
 
 
 class SpectralLayer(nn.Module):
-    """Lowest Fourier modes through matrices of their own, beside a matrix for all points."""
+    """Lowest Fourier modes through matrices of their own, beside a matrix for all points.
 
-    def __init__(self, last: bool):
-        """Draw the matrices; the last layer ends without an activation."""
+    So few modes are found by products with tables of waves, in fewer kernels than fast Fourier transforms take.
+    """
+
+    across: Tensor
+    down: Tensor
+    up: Tensor
+    back: Tensor
+
+    def __init__(self, points: int, last: bool):
+        """Draw the matrices for a grid of so many points per axis; the last layer ends without an activation."""
         super().__init__()
-        start = torch.rand(2, MODES, MODES, WIDTH, WIDTH, 2) / WIDTH**2  # rows of low and of negative frequencies
-        self.matrices, self.beside = nn.Parameter(start), nn.Conv1d(WIDTH, WIDTH, 1)
-        self.norm, self.last = nn.BatchNorm2d(WIDTH), last
+        self.matrices = nn.Parameter(torch.rand(2 * MODES, MODES, WIDTH, WIDTH, 2) / WIDTH**2)  # row, column, in, out
+        self.beside, self.norm, self.last = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), last
+        angles = 2 * math.pi * torch.arange(points, dtype=torch.float64) / points
+        columns, rows = torch.arange(MODES), torch.cat([torch.arange(MODES), torch.arange(-MODES, 0)])
+        wave = torch.exp(-1j * columns[:, None] * angles)
+        across = torch.stack([wave.real, wave.imag])  # (part, column, y)
+        there = _in_parts(torch.exp(-1j * rows[:, None] * angles))  # (part, row, part, x)
+        again = _in_parts(torch.exp(1j * angles[:, None] * rows) / points)  # (part, x, part, row)
+        share = torch.where(columns == 0, 1, 2)[:, None] / points  # other columns stand for their conjugates as well
+        tables = {
+            "across": across.flatten(0, 1),
+            "down": there.transpose(2, 3).flatten(2).flatten(0, 1),
+            "up": again.transpose(0, 1).flatten(2).flatten(0, 1),
+            "back": (across * share).flatten(0, 1).T,
+        }
+        for name, table in tables.items():
+            self.register_buffer(name, table.float(), persistent=False)
 
     def forward(self, v: Tensor) -> Tensor:
-        """From (batch, channels, n, n) to the same shape."""
-        n, spectrum = v.shape[-1], torch.fft.rfft2(v)
-        rows = torch.stack([spectrum[:, :, :MODES, :MODES], spectrum[:, :, -MODES:, :MODES]])
-        low, negative = torch.einsum("rbixy,rxyio->rboxy", rows, torch.view_as_complex(self.matrices)).unbind()
-        low, negative = (F.pad(part, (0, n // 2 + 1 - MODES)) for part in (low, negative))
-        middle = low.new_zeros((*low.shape[:2], n - 2 * MODES, n // 2 + 1))
-        mixed = torch.fft.irfft2(torch.cat([low, middle, negative], 2), s=(n, n))
-        v = self.norm(mixed + self.beside(v.flatten(2)).view_as(v))
+        """From (batch, n, n, channels) to the same shape."""
+        batch, n = v.shape[:2]
+        amounts = _times(self.across, v.flatten(0, 1)).view(batch, 2 * n, MODES * WIDTH)
+        amounts = _times(self.down, amounts).view(batch, 2, 2 * MODES, MODES, WIDTH)
+        real, imaginary = self.matrices.flatten(0, 1).unbind(-1)
+        mixing = torch.cat([torch.cat([real, imaginary], -1), torch.cat([-imaginary, real], -1)], -2)
+        mixed = torch.bmm(amounts.permute(2, 3, 0, 1, 4).reshape(len(mixing), batch, 2 * WIDTH), mixing)
+        mixed = mixed.view(2 * MODES, MODES, batch, 2, WIDTH).permute(2, 3, 0, 1, 4)
+        mixed = _times(self.up, mixed.reshape(batch, 4 * MODES, MODES * WIDTH))
+        mixed = _times(self.back, mixed.view(batch * n, 2 * MODES, WIDTH)).view_as(v)
+        v = self.norm((mixed + self.beside(v)).flatten(0, 2)).view_as(v)
         return v if self.last else F.relu(v)
+
+
+def _in_parts(matrix: Tensor) -> Tensor:
+    """A complex matrix as one of real numbers, from parts to parts: (part, rows, part, columns)."""
+    real, imaginary = matrix.real, matrix.imag
+    return torch.stack([torch.stack([real, -imaginary], 1), torch.stack([imaginary, real], 1)])
+
+
+def _times(table: Tensor, values: Tensor) -> Tensor:
+    """A table times each matrix of a batch."""
+    return torch.bmm(table.expand(len(values), -1, -1), values)
 
 
 class FNO(nn.Module):
@@ -73,24 +109,23 @@ class FNO(nn.Module):
         """Draw the weights for a grid of so many points per axis, whose ends are 0 and 1 as published."""
         super().__init__()
         grid = periodic_grid((points, points), (1.0, 1.0)) * (points / (points - 1))
-        self.register_buffer("coords", grid.T.reshape(1, 2, points, points).float())
-        self.lift, self.points = nn.Conv1d(KNOWN + 2, WIDTH, 1), points
-        self.layers = nn.Sequential(*(SpectralLayer(last=i == DEPTH - 1) for i in range(DEPTH)))
-        self.head = nn.Sequential(nn.Conv1d(WIDTH, HEAD, 1), nn.ReLU(), nn.Conv1d(HEAD, 1, 1))
+        self.register_buffer("coords", grid.view(1, points, points, 2).float(), persistent=False)
+        self.lift = nn.Linear(KNOWN + 2, WIDTH)
+        self.layers = nn.Sequential(*(SpectralLayer(points, last=i == DEPTH - 1) for i in range(DEPTH)))
+        self.head = nn.Sequential(nn.Linear(WIDTH, HEAD), nn.ReLU(), nn.Linear(HEAD, 1))
 
     def forward(self, frames: Tensor) -> Tensor:
-        """From (batch, 10, n, n) to (batch, 1, n, n)."""
-        both = torch.cat([frames, self.coords.expand(len(frames), -1, -1, -1)], 1)
-        v = self.layers(self.lift(both.flatten(2)).unflatten(2, (self.points, self.points)))
-        return self.head(v.flatten(2)).unflatten(2, (self.points, self.points))
+        """From (batch, n, n, 10) to (batch, n, n, 1)."""
+        both = torch.cat([frames, self.coords.expand(len(frames), -1, -1, -1)], -1)
+        return self.head(self.layers(self.lift(both)))
 
     def march(self, frames: Tensor, times: int) -> Tensor:
-        """So many frames on; each prediction is known to the next."""
-        found = []
+        """So many frames on, (batch, times, n, n) from (batch, 10, n, n); each prediction is known to the next."""
+        known, found = frames.movedim(1, -1).contiguous(), []  # one layout for all steps, compiled once
         for _ in range(times):
-            found.append(self(frames))
-            frames = torch.cat([frames[:, 1:], found[-1]], 1)
-        return torch.cat(found, 1)
+            found.append(self(known))
+            known = torch.cat([known[..., 1:], found[-1]], -1)
+        return torch.cat(found, -1).movedim(-1, 1)
 
 
 def frames_of(data: PointDataset, points: int, device: str) -> tuple[Tensor, Tensor]:
@@ -129,6 +164,8 @@ def trained(
     device, started = known.device, time.monotonic()
     torch.manual_seed(seed)
     model = FNO(known.shape[-1]).to(device)
+    if device.type == "cuda":
+        model.compile()
     speed = torch.tensor(rate, device=device)
     optimizer = torch.optim.Adam(model.parameters(), lr=speed, weight_decay=DECAY, capturable=device.type == "cuda")
     batch = min(BATCH, len(known))
