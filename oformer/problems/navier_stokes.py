@@ -2,8 +2,9 @@
 
 Differs: the published data were stepped with 1e-4 at first order; we take 0.005 at fourth order, which is closer to the
 exact flow. For the covariance of the initial states the papers write the factor 7^(3/2); the script of 2020 has twice
-7^3 and its rewrite of 2022 has 7^3. The data are older than the rewrite, so that we follow the first. Coordinates are
-fractions j/n of the period; the released code feeds linspace(0, 1, n), whose last point is the first one again.
+7^3 and its rewrite of 2022 has 7^3. We follow the first: the flows of the published file at viscosity 1e-5 are as
+strong as that makes them. Coordinates are fractions j/n of the period; the released code feeds linspace(0, 1, n), whose
+last point is the first one again.
 """
 
 import math
