@@ -158,7 +158,7 @@ def all_pictures(cards: Mapping[str, ModelCard]) -> dict[str, "Figure"]:
     shares = {name: by_share(card) for name, card in cards.items() if name.startswith("ns")}
     if shares:
         of_the_paper = {f"paper's ns2-full, {how}": row for how, row in BY_SHARE.items()}
-        figures["results-by-share"] = lines.error_by_share({**shares, **of_the_paper})
+        figures["results-by-share"] = lines.error_by_share(shares, of_the_paper)
     return figures
 
 

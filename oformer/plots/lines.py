@@ -392,6 +392,7 @@ def error_over_time(
 
 def error_by_share(
     errors: Mapping[str, Mapping[float, float]],
+    others: Mapping[str, Mapping[float, float]] | None = None,
     *,
     axis: str = "share of the input points that is given",
     value: str = "mean relative L2 error",
@@ -400,20 +401,28 @@ def error_by_share(
 
     Args:
         errors: by share, in (0, 1], and by the name of the operator.
+        others: likewise, of published operators to compare with; gray and dotted.
         axis: the name of that axis.
         value: what the errors are.
     """
-    wrong = [share for row in errors.values() for share in row if not 0 < share <= 1]
+    others = others or {}
+    wrong = [share for row in (*errors.values(), *others.values()) for share in row if not 0 < share <= 1]
     if wrong:
         raise InputError("shares above 0 and at most 1", f"{wrong[0]:g}")
-    figure = _curves({name: dict(sorted(row.items())) for name, row in errors.items()}, axis, value)
+    own, beside = ({name: dict(sorted(row.items())) for name, row in rows.items()} for rows in (errors, others))
+    figure = _curves(own, axis, value, beside)
     figure.axes[0].set_xticks([0.25, 0.5, 0.75, 1.0])
     figure.axes[0].xaxis.set_major_formatter(lambda share, _: style.percent(share))
     return figure
 
 
-def _curves(curves: Mapping[str, Mapping[float, float]], axis: str, value: str) -> "matplotlib.figure.Figure":
-    """Errors by something, one line for each name, with one legend."""
+def _curves(
+    curves: Mapping[str, Mapping[float, float]],
+    axis: str,
+    value: str,
+    others: Mapping[str, Mapping[float, float]] | None = None,
+) -> "matplotlib.figure.Figure":
+    """Errors by something, one line for each name, with one legend; those of others in gray."""
     if not any(curves.values()):
         raise InputError("at least one curve to draw", "none")
     with style.styled():
@@ -424,7 +433,13 @@ def _curves(curves: Mapping[str, Mapping[float, float]], axis: str, value: str) 
                 list(points), list(points.values()), label=name, markersize=4,
                 color=_COLORS[i % 6], marker=_MARKERS[i % 7], linestyle="-" if i % 6 < 3 else "--",
             )  # fmt: skip
-        _scale_errors(ax, [error for points in curves.values() for error in points.values()])
+        for i, (name, points) in enumerate((others or {}).items()):
+            ax.plot(
+                list(points), list(points.values()), label=name, markersize=4,
+                color=style.MUTED, marker=_MARKERS[-1 - i % 7], linestyle=":",
+            )  # fmt: skip
+        drawn = (*curves.values(), *(others or {}).values())
+        _scale_errors(ax, [error for points in drawn for error in points.values()])
         ax.set_xlabel(axis)
         ax.set_ylabel(value)
         style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})
