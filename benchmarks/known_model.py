@@ -9,7 +9,8 @@ FNO-2D of the first Navier-Stokes experiments (Li et al., "Fourier neural operat
 equations", ICLR 2021): it marches one frame at a time from the ten before. It is trained as published: 500 epochs in
 batches of 20, Adam with weight decay 1e-4 in the gradient, a rate of 1e-3 that is halved every 100 epochs, the sum of
 the relative L2 errors of the predicted frames; no normalization. If it ends at the published error, our data are
-as hard as theirs. On a GPU whole steps are recorded and replayed.
+as hard as theirs; that it does not may be due to settings which papers and scripts give differently (`docs/log.md`). On
+a GPU whole steps are recorded and replayed.
 """
 
 import argparse
