@@ -385,7 +385,7 @@ def error_over_time(
         value: what the errors are.
     """
     curves = {name: {float(i): error for i, error in enumerate(steps, 1)} for name, steps in errors.items()}
-    figure = _curves(curves, axis, value)
+    figure = _curves(curves, {}, axis, value)
     style.round_ticks(figure.axes[0], whole=True)
     return figure
 
@@ -405,12 +405,11 @@ def error_by_share(
         axis: the name of that axis.
         value: what the errors are.
     """
-    others = others or {}
-    wrong = [share for row in (*errors.values(), *others.values()) for share in row if not 0 < share <= 1]
+    own, beside = ({name: dict(sorted(row.items())) for name, row in rows.items()} for rows in (errors, others or {}))
+    wrong = [share for row in (*own.values(), *beside.values()) for share in row if not 0 < share <= 1]
     if wrong:
         raise InputError("shares above 0 and at most 1", f"{wrong[0]:g}")
-    own, beside = ({name: dict(sorted(row.items())) for name, row in rows.items()} for rows in (errors, others))
-    figure = _curves(own, axis, value, beside)
+    figure = _curves(own, beside, axis, value)
     figure.axes[0].set_xticks([0.25, 0.5, 0.75, 1.0])
     figure.axes[0].xaxis.set_major_formatter(lambda share, _: style.percent(share))
     return figure
@@ -418,28 +417,25 @@ def error_by_share(
 
 def _curves(
     curves: Mapping[str, Mapping[float, float]],
+    others: Mapping[str, Mapping[float, float]],
     axis: str,
     value: str,
-    others: Mapping[str, Mapping[float, float]] | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Errors by something, one line for each name, with one legend; those of others in gray."""
+    """Errors by something, one line for each name, with one legend; those of others gray and dotted."""
     if not any(curves.values()):
         raise InputError("at least one curve to draw", "none")
     with style.styled():
         figure = style.new_figure(3.6)
         ax = figure.subplots()
-        for i, (name, points) in enumerate(curves.items()):
+        looks = [(_COLORS[i % 6], _MARKERS[i % 7], "-" if i % 6 < 3 else "--") for i in range(len(curves))]
+        looks += [(style.MUTED, _MARKERS[-1 - i % 7], ":") for i in range(len(others))]
+        drawn = [*curves.items(), *others.items()]
+        for (name, points), (color, marker, dash) in zip(drawn, looks, strict=True):
             ax.plot(
                 list(points), list(points.values()), label=name, markersize=4,
-                color=_COLORS[i % 6], marker=_MARKERS[i % 7], linestyle="-" if i % 6 < 3 else "--",
+                color=color, marker=marker, linestyle=dash,
             )  # fmt: skip
-        for i, (name, points) in enumerate((others or {}).items()):
-            ax.plot(
-                list(points), list(points.values()), label=name, markersize=4,
-                color=style.MUTED, marker=_MARKERS[-1 - i % 7], linestyle=":",
-            )  # fmt: skip
-        drawn = (*curves.values(), *(others or {}).values())
-        _scale_errors(ax, [error for points in drawn for error in points.values()])
+        _scale_errors(ax, [error for _, points in drawn for error in points.values()])
         ax.set_xlabel(axis)
         ax.set_ylabel(value)
         style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})

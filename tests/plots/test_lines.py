@@ -289,12 +289,25 @@ def test_error_over_time_draws_each_operator_from_the_first_step():
 
 
 def test_error_by_share_is_sorted_and_told_apart():
-    errors = {f"ours {i}": {1.0: 0.06, 0.25: 0.13, 0.5: 0.09} for i in range(7)}
-    others = {"paper": {0.25: 0.38, 1.0: 0.065}, "another": {0.25: 0.3, 1.0: 0.06}}
+    errors = {"ours": {1.0: 0.06, 0.25: 0.13, 0.5: 0.09}, "paper": {0.25: 0.38, 1.0: 0.065}}
+    figure = error_by_share(errors)
+    (axis,) = figure.axes
+    assert line(axis, "ours").get_xdata() == pytest.approx([0.25, 0.5, 1.0])
+    assert line(axis, "ours").get_ydata() == pytest.approx([0.13, 0.09, 0.06])
+    looks = {(item.get_color(), item.get_marker(), item.get_linestyle()) for item in axis.get_lines()}
+    assert len(looks) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "paper"]
+    with pytest.raises(InputError, match=r"shares above 0 and at most 1, got 1\.2"):
+        error_by_share({"ours": {1.2: 0.1}})
+
+
+def test_published_errors_by_share_are_gray_and_told_apart_from_ours():
+    errors = {f"ours {i}": {1.0: 0.06, 0.25: 0.13} for i in range(7)}
+    others = {"paper": {1.0: 0.065, 0.25: 0.38}, "another": {0.25: 0.3, 1.0: 0.06}}
     figure = error_by_share(errors, others)
     (axis,) = figure.axes
-    assert line(axis, "ours 0").get_xdata() == pytest.approx([0.25, 0.5, 1.0])
-    assert line(axis, "ours 0").get_ydata() == pytest.approx([0.13, 0.09, 0.06])
+    assert line(axis, "paper").get_xdata() == pytest.approx([0.25, 1.0])
+    assert line(axis, "paper").get_ydata() == pytest.approx([0.38, 0.065])
     looks = [(item.get_color(), item.get_marker(), item.get_linestyle()) for item in axis.get_lines()]
     assert len(set(looks)) == len(errors) + len(others)
     assert [look[::2] for look in looks[7:]] == [(style.MUTED, ":")] * 2
@@ -302,7 +315,5 @@ def test_error_by_share_is_sorted_and_told_apart():
     low, high = axis.get_ylim()
     assert low < 0.06
     assert high > 0.38
-    with pytest.raises(InputError, match=r"shares above 0 and at most 1, got 1\.2"):
-        error_by_share({"ours": {1.2: 0.1}})
     with pytest.raises(InputError, match=r"shares above 0 and at most 1, got 0"):
         error_by_share({}, {"paper": {0.0: 0.1}})

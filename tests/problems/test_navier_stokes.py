@@ -79,7 +79,7 @@ def test_flows_are_as_strong_as_in_the_published_file():
     """Of `NavierStokes_V1e-5_N1200_T20.mat` the first 100 sequences were once summed up in public, to two digits.
 
     The mean over sequences of the root mean square of a frame, and of what changes from the frame before. Their own
-    standard errors are below 2 %. The other version of the script is up to 30 % away.
+    standard errors are below 3 %. The other version of the script is up to a quarter away.
     """
     strength = {2: 0.32, 7: 0.73, 12: 1.17}
     change = {2: 0.11, 7: 0.14, 12: 0.26}
