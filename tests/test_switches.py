@@ -1,10 +1,13 @@
 """Whether fused kernels are used, and who assembles them."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
+import oformer
 from oformer import switches
 
 GPU = torch.device("cuda")
@@ -57,3 +60,11 @@ def test_where_kernels_are_not_used_nothing_is_set(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not switches.fused_kernels(GPU)
     assert "TRITON_PTXAS_PATH" not in os.environ
+
+
+def test_files_with_kernels_say_so_in_their_names():
+    """Shape checks and the type checker leave out `*_kernels.py`: rewritten by the former, a kernel does not compile."""
+    package = Path(oformer.__file__).parent
+    found = [path for path in package.rglob("*.py") if re.search(r"^@(triton|gluon)\.jit", path.read_text(), re.M)]
+    assert found
+    assert [path.name for path in found if not path.stem.endswith("_kernels")] == []

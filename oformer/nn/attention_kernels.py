@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.nn.partial_sums import added_up
+from oformer.nn.partial_sums_kernels import added_up
 
 _ROWS = 64  # points of a program that multiplies: what the tensor cores of four warps take at a time
 _TILE = 1024  # or else numbers of half the channels of a head, for the points of one program: eight for each thread

@@ -38,7 +38,7 @@ from oformer.nn.attention_kernels import (
     _tiles,
     of_factors,
 )
-from oformer.nn.partial_sums import added_up
+from oformer.nn.partial_sums_kernels import added_up
 
 _ROWS = 64  # points of a block: what the tensor cores of four warps take at a time
 _WARPS = 4

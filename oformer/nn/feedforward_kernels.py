@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oformer.nn.dropout_kernels import dropped, sequences
-from oformer.nn.partial_sums import added_up
+from oformer.nn.partial_sums_kernels import added_up
 
 _ROWS = 64  # points of a program: as many as four warps multiply at once
 _TILE = 32  # channels, at most: with more there are not enough registers

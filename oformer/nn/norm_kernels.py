@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.nn.partial_sums import added_up
+from oformer.nn.partial_sums_kernels import added_up
 
 _TILE = 2048  # numbers that a program of four warps reads at once: four times four for each thread
 _PROGRAMS = 512  # of the way back, at most: four on each multiprocessor of a large GPU, and as many rows of sums

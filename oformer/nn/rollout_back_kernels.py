@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oformer.nn.attention_kernels import _edges
 from oformer.nn.feedforward_kernels import gelu
-from oformer.nn.partial_sums import added_up
+from oformer.nn.partial_sums_kernels import added_up
 
 _ROWS, _COLUMNS = 32, 128  # of the tile of a program
 _NORMED = 8  # points of a program that goes through the norm

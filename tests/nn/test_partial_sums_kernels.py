@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-sums = pytest.importorskip("oformer.nn.partial_sums", exc_type=ImportError)
+sums = pytest.importorskip("oformer.nn.partial_sums_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
