@@ -63,7 +63,7 @@ def test_where_kernels_are_not_used_nothing_is_set(gpu, monkeypatch):
 
 
 def test_files_with_kernels_say_so_in_their_names():
-    """Shape checks and the type checker leave out `*_kernels.py`: rewritten by the former, a kernel does not compile."""
+    """Shape checks leave out `*_kernels.py`, and so does the type checker: rewritten, a kernel does not compile."""
     package = Path(oformer.__file__).parent
     found = [path for path in package.rglob("*.py") if re.search(r"^@(triton|gluon)\.jit", path.read_text(), re.M)]
     assert found
