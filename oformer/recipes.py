@@ -13,6 +13,7 @@ from typing import Any
 from oformer.data.dataset import View
 from oformer.errors import InputError, unknown_name
 from oformer.models import Normalization, OFormerConfig
+from oformer.models.base import Precision
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics
 from oformer.problems.airfoil import REGION
@@ -87,7 +88,20 @@ def _darcy(points: int, paper: str) -> Recipe:
     )  # fmt: skip
 
 
-def _navier_stokes(name: str, instance: str, steps: int, train: int, test: int, first: int, error: str) -> Recipe:
+def _navier_stokes(
+    name: str,
+    instance: str,
+    steps: int,
+    train: int,
+    test: int,
+    first: int,
+    error: str,
+    *,
+    batch: int = 16,
+    rate: float = 5e-4,
+    ramp: float = 0.16,
+    precision: Precision = "bfloat16",
+) -> Recipe:
     """2-D Navier-Stokes, ten frames in: 1,851,361 parameters."""
     return Recipe(
         name=name,
@@ -107,16 +121,16 @@ def _navier_stokes(name: str, instance: str, steps: int, train: int, test: int, 
         ),
         training=Training(
             steps=steps,
-            batch=16,
+            batch=batch,
             optimizer=Optimizer(
-                kind="adamw", rate=5e-4, weight_decay=1e-4, clip=(("encoder", 2.0), ("decoder", 2.0))
+                kind="adamw", rate=rate, weight_decay=1e-4, clip=(("encoder", 2.0), ("decoder", 2.0))
             ),
             schedule=OneCycle(warmup=0.3),
             loss=Loss(
                 kind="relative-step", scale="normalized", epsilon=1e-6, derivative=0.05, derivative_rows=True
             ),
-            horizon=Horizon(first=first, ramp=0.16),
-            precision="bfloat16",
+            horizon=Horizon(first=first, ramp=ramp),
+            precision=precision,
         ),
         paper=f"Table 1, {name}: {error}",
     )  # fmt: skip
@@ -264,6 +278,10 @@ def _augmented(recipe: Recipe, problem: Electrostatics | Magnetostatics, error: 
 
 
 _BURGERS = _burgers(2048, "1.30")
+# Not as the paper's text has it, 32,000 steps of 16, but as its row seems to have been trained: docs/decisions.md.
+_NS1 = _navier_stokes(
+    "ns1", "ns1", 50_000, 1000, 200, 16, ".0104", batch=10, rate=6e-4, ramp=0.3, precision="float16"
+)  # fmt: skip
 _NS2_PART = _navier_stokes("ns2-part", "ns2", 32_000, 1000, 200, 10, ".1755")
 _ELECTRO = _poisson("electro", Electrostatics(), 64, 6, ".174 / 1.690")
 _MAGNETO = _poisson("magneto", Magnetostatics(), 96, 7, ".138 / 1.470")
@@ -284,7 +302,7 @@ RECIPES: dict[str, Recipe] = {
         _darcy(85, "not in the paper; the grid on which later models report"),
         _darcy(141, "Table 3, Darcy at 141 x 141: 1.26e-2"),
         _darcy(211, "Table 3, Darcy at 211 x 211: 1.28e-2"),
-        _navier_stokes("ns1", "ns1", 32_000, 1000, 200, 20, ".0104"),
+        _NS1,
         _NS2_PART,
         _plus(_NS2_PART, "the best of Table 1 at ns2-part is the Galerkin Transformer, .1399", augment=True),
         _navier_stokes("ns2-full", "ns2-many", 128_000, 9800, 200, 10, ".0645"),

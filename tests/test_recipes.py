@@ -70,7 +70,7 @@ SCHEDULES = {
     "burgers-8192": ("adam", 8e-4, 0.2, 8e-8, 8e-12, (), 16, 20_000, None),
     "darcy-141": ("adam", 8e-4, 0.2, 8e-6, 8e-11, (), 8, 32_000, None),
     "darcy-211": ("adam", 8e-4, 0.2, 8e-6, 8e-11, (), 8, 32_000, None),
-    "ns1": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(20, 0.16)),
+    "ns1": ("adamw", 6e-4, 0.3, 6e-8, 6e-12, BOTH, 10, 50_000, Horizon(16, 0.3)),  # docs/decisions.md: not as printed
     "ns2-part": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(10, 0.16)),
     "ns2-full": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 128_000, Horizon(10, 0.16)),
     "ns3": ("adamw", 5e-4, 0.3, 5e-8, 5e-12, BOTH, 16, 32_000, Horizon(5, 0.16)),
@@ -102,7 +102,9 @@ def test_training_is_that_of_the_schedule_table(name):
     assert training.drop is None
     assert training.ema is None
     assert not training.augment
-    precision = {"burgers": "float16", "electro": "tf32", "magneto": "tf32"}.get(name.partition("-")[0], "bfloat16")
+    precision = {"burgers": "float16", "ns1": "float16", "electro": "tf32", "magneto": "tf32"}.get(
+        name.partition("-")[0], "bfloat16"
+    )
     assert training.precision == precision
     assert RECIPES[name].model.rotary == "ladder"
 

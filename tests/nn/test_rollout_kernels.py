@@ -1,6 +1,8 @@
 """The fused rollout equals the plain one, values and gradients. The kernels need a Hopper GPU; how weights are laid out
 for them, and in which order they are asked for, is tested anywhere."""
 
+import statistics
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -129,8 +131,11 @@ def test_a_model_gives_the_same_values_and_gradients(features, shared, dtype, mo
         (2**16 * values.square().mean()).backward()
         found[name] = values, [p.grad.clone() for p in model.parameters()]
     assert error(found["fused"][0], found["exact"][0]) < 2 * error(found["plain"][0], found["exact"][0]) + GELU[dtype]
-    for mine, theirs, truth in zip(*(found[name][1] for name in ("fused", "plain", "exact")), strict=True):
-        assert error(mine, truth) < 2 * error(theirs, truth) + 1e-4 + GELU[dtype]
+    fused, plain, exact = (found[name][1] for name in ("fused", "plain", "exact"))
+    # The gradient of a single number may come out right by chance: what autocast misses usually is allowed as well.
+    rounding = statistics.median(error(*pair) for pair in zip(plain, exact, strict=True))
+    for mine, theirs, truth in zip(fused, plain, exact, strict=True):
+        assert error(mine, truth) < 2 * max(error(theirs, truth), rounding) + 1e-4 + GELU[dtype]
 
 
 @pytest.mark.parametrize("shared", [True, False])
