@@ -74,6 +74,18 @@ class Field:
         """One field of a batch."""
         return Field(self.coords[index], self.values[index], self.weights[index])
 
+    def sharing(self, other: "Field") -> "Field":
+        """The field, with the other's tensor of coordinates where both lie at the same points.
+
+        A model may then read the other field here without looking for the nearest points. Where the other field has a
+        point of weight zero, which must not be read, this one must have one too.
+        """
+        if self.coords.shape != other.coords.shape or not torch.equal(self.coords, other.coords):
+            return self
+        if bool(((other.weights <= 0) & (self.weights > 0)).any()):
+            return self
+        return dataclasses.replace(self, coords=other.coords)
+
     def to(self, *args, **kwargs) -> "Field":
         """The same field on another device or in another floating type."""
         return Field(self.coords.to(*args, **kwargs), self.values.to(*args, **kwargs), self.weights.to(*args, **kwargs))
@@ -115,9 +127,12 @@ class Batch(Sample):
         def field(f: Field) -> Field:
             return Field(change(f.coords), change(f.values), change(f.weights))
 
+        input, query = field(self.input), field(self.query)
+        if self.query.coords is self.input.coords:
+            query = dataclasses.replace(query, coords=input.coords)
         return Batch(
-            input=field(self.input),
-            query=field(self.query),
+            input=input,
+            query=query,
             target=change(self.target),
             parameters={name: change(value) for name, value in self.parameters.items()},
             cells=self.cells,

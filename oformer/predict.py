@@ -15,7 +15,7 @@ from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_nam
 from oformer.fields import Field, Spec, check_field, check_finite, how_to_turn
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
-from oformer.models.base import AUTOCAST, Precision, products_in
+from oformer.models.base import AUTOCAST, Precision, products_in, rollout
 from oformer.models.chunked import answered_in_chunks, answered_in_turn
 from oformer.models.ferry import Ferry
 from oformer.nn.rotary import once_per_grid
@@ -45,6 +45,7 @@ class Predictor:
         compile: bool = False,
         memory_gb: float | None = None,
         warn: bool = True,
+        differentiable: bool = False,
     ):
         """Load a trained operator.
 
@@ -55,6 +56,8 @@ class Predictor:
             compile: compile the model at the first call, which takes a minute; pays for many calls of one shape.
             memory_gb: GiB to compute in, beside the weights; by default most of what is free when it is called.
             warn: whether to warn (`OutsideTraining`) of inputs far from all that training has shown.
+            differentiable: keep the graph, so that answers have gradients by the input's values and coordinates and
+                by the query points. All points are then in the model at once, and the answer stays on the device.
         """
         if memory_gb is not None and not memory_gb > 0:
             raise InputError("`memory_gb` above zero", str(memory_gb))
@@ -65,7 +68,7 @@ class Predictor:
         self.operator = self.checkpoint.operator.to(self.device).eval()
         self.operator.autocast = AUTOCAST.get(precision)
         self.precision: Precision = precision
-        self.memory_gb, self.warn = memory_gb, warn
+        self.memory_gb, self.warn, self.differentiable = memory_gb, warn, differentiable
         model = self.operator.model
         self._encode = torch.compile(model.encode) if compile else model.encode
         self._respond = torch.compile(model.answer) if compile else model.answer
@@ -75,7 +78,6 @@ class Predictor:
         """The shape of the problem it was trained for."""
         return self.operator.spec
 
-    @torch.no_grad()
     def __call__(
         self,
         field: Field,
@@ -109,17 +111,42 @@ class Predictor:
         self.operator.check(field, query)
         for words in self.operator.outside(field, query) if self.warn else ():
             warnings.warn(f"Outside of what it was trained on, and so perhaps wrong: {words}", OutsideTraining, 2)
-        answer_on = torch.device(answer_on)
+        if self.differentiable:
+            answer = self._with_graph(field, query, times)
+        else:
+            given = (field.coords, field.values, field.weights, query.coords, query.values)
+            if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+                raise InputError(
+                    "tensors without gradients for a Predictor that keeps none",
+                    "one with requires_grad=True",
+                    "Make it Predictor(..., differentiable=True), or give tensor.detach()",
+                )
+            with torch.no_grad():
+                answer = self._without_graph(field, query, times, chunk, torch.device(answer_on))
+        return answer.single(0) if single else answer
+
+    def _with_graph(self, field: Field, query: Field, times: int) -> Field:
+        """The answer on the operator's device, all points at once, and what leads to its gradients."""
+        field, query = field.to(self.device), query.to(self.device)
+        if not (field.coords.requires_grad or query.coords.requires_grad):
+            query = query.sharing(field)
+        with products_in(self.precision):
+            return Field(query.coords, self.operator(field, query, times), query.weights)
+
+    def _without_graph(
+        self, field: Field, query: Field, times: int, chunk: int | None, answer_on: torch.device
+    ) -> Field:
+        """The answer on any device, in as many pieces as memory asks for."""
+        batch = field.coords.shape[0]
         try:
             with products_in(self.precision):
-                values = self._answer(field, query, times, chunk, answer_on)
+                values = self._marched(field, query, times, chunk, answer_on)
         except torch.OutOfMemoryError as error:
             what = f"a prediction of {batch} samples of {field.points:,} points at {query.points:,} queries"
             less = f"`memory_gb={0.5 * (self.memory_gb or _free_gb(self.device)):.2g}`"
             raise OutOfMemory(what, str(self.device), f"Give the Predictor less to compute in: {less}.") from error
         asked = Ferry(answer_on).over(query)
-        answer = Field(asked.coords, values, asked.weights)
-        return answer.single(0) if single else answer
+        return Field(asked.coords, values, asked.weights)
 
     def grid(self, field: Field, points: int) -> Float[Tensor, "queries dim"]:
         """A regular grid of so many points per axis over the domain: the period, or the box of the input's points."""
@@ -156,6 +183,20 @@ class Predictor:
         if field.coords.ndim == 3 and points.ndim == 2:
             points = points.unsqueeze(0)
         return Field.of(points)
+
+    def _marched(
+        self, field: Field, query: Field, times: int, chunk: int | None, answer_on: torch.device
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """Values at all queries; where the model encodes its own answers, block after block of frames."""
+        frames = self.operator.model.frames_per_encoding
+        if frames is None or times <= frames:
+            return self._answer(field, query, times, chunk, answer_on)
+
+        def answer(known: Field, asked: Field, count: int) -> Tensor:
+            return self._answer(known, asked, count, chunk, answer_on)
+
+        blocks = rollout(answer, lambda values: values, field, query.sharing(field), times, frames)
+        return torch.cat(list(blocks), 1)
 
     def _answer(
         self, field: Field, query: Field, times: int, chunk: int | None, answer_on: torch.device
@@ -194,7 +235,7 @@ class Predictor:
     def _whole(self, field: Field, query: Field, times: int, size: int) -> Iterator[Tensor]:
         """Values at `size` queries after another, from all input points at once, both on the device."""
         operator = self.operator
-        unit_field, unit_query = operator.normalized(field, query)
+        unit_field, unit_query = operator.normalized(field, query.sharing(field))
         with operator.rounded(self.device):
             latents = self._encode(unit_field)
         if query.points <= size:

@@ -289,3 +289,64 @@ def test_query_points_with_their_axes_swapped_are_answered_with_what_to_write(pr
         predict(tiny_data[0].input, swapped)
     assert "(7, 1)" in str(refused.value)
     assert predict(tiny_data[0].input, swapped.swapaxes(-1, -2)).points == 7
+
+
+def test_gradients_by_values_and_places_are_those_of_differences(tiny_data):
+    predict = predictor_of(tiny_data, {"differentiable": True})
+    predict.operator.double()
+    field, points = tiny_data[0].input.to(torch.float64), torch.rand(5, 1, dtype=torch.float64)
+    values, places = field.values.clone().requires_grad_(), points.clone().requires_grad_()
+
+    def last(values, places):
+        return predict.operator(Field(field.coords, values, field.weights).batched(), Field.of(places).batched())
+
+    assert torch.autograd.gradcheck(last, (values, places), fast_mode=True, atol=1e-4)
+    by_operator = torch.autograd.grad(last(values, places).sum(), (values, places))
+    predict.operator.float()
+    single = Field(field.coords.float(), values.detach().float().requires_grad_(), field.weights.float())
+    asked = points.float().requires_grad_()
+    by_predictor = torch.autograd.grad(predict(single, asked).values.sum(), (single.values, asked))
+    for a, b in zip(by_predictor, by_operator, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
+
+
+# Forward mode makes torch load decompositions that it scripts itself.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_all_of_torch_func_differentiates_the_operator(tiny_data):
+    operator = predictor_of(tiny_data).operator.double()
+    field, points = tiny_data[0].input.to(torch.float64).batched(), torch.rand(1, 4, 1, dtype=torch.float64)
+
+    def answer(values, places):
+        input = Field(field.coords, values, field.weights)
+        return operator(input, Field(places, places.new_zeros(1, 1, 4, 0), torch.full((1, 4), 0.25).to(places)))
+
+    backward = torch.func.jacrev(answer, (0, 1))(field.values, points)
+    forward = torch.func.jacfwd(answer, (0, 1))(field.values, points)
+    for a, b in zip(backward, forward, strict=True):
+        torch.testing.assert_close(a, b)
+    _, along = torch.func.jvp(answer, (field.values, points), (torch.zeros_like(field.values), torch.ones_like(points)))
+    torch.testing.assert_close(along, backward[1].sum((-1, -2, -3)))
+    many = torch.stack([field.values, 2 * field.values])
+    each = torch.func.vmap(answer, (0, None))(many, points)
+    torch.testing.assert_close(each[1], answer(many[1], points))
+
+
+def test_gradients_are_never_dropped_without_a_word(predict, tiny_data):
+    field = tiny_data[0].input
+    tracked = Field(field.coords, field.values.clone().requires_grad_(), field.weights)
+    with pytest.raises(InputError, match="differentiable=True"):
+        predict(tracked)
+    with torch.no_grad():
+        torch.testing.assert_close(predict(tracked).values, predict(field).values)
+
+
+def test_an_operator_that_encodes_its_answers_predicts_as_the_operator_does(tiny_data):
+    propagator = dataclasses.replace(tiny_recipe().model.propagator, reencode=2)
+    predict = predictor_of(tiny_data, frames=5, propagator=propagator)
+    batch = collate([tiny_data[0], tiny_data[1]])
+    points = Field.of(torch.rand(2, 9, 1))
+    with torch.no_grad():
+        for query in (Field.of(batch.input.coords), points):
+            expected = predict.operator(batch.input, query, 7)
+            for settings in ({}, {"chunk": 4}):
+                torch.testing.assert_close(predict(batch.input, query, times=7, **settings).values, expected)

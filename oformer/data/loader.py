@@ -10,6 +10,7 @@ straddles two epochs is left out of that: its samples are the last and the first
 their size. Sizes may be rounded up, so that few shapes of batch occur and each may be compiled.
 """
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -191,7 +192,8 @@ class Loader:
         points = _largest(self._points[indices])
         if self._stack is not None:
             return self._stack.gather(indices, points)
-        return _moved(padded(collate([self.dataset[int(i)] for i in indices]), points), self.device)
+        batch = padded(collate([self.dataset[int(i)] for i in indices]), points)
+        return _moved(dataclasses.replace(batch, query=batch.query.sharing(batch.input)), self.device)
 
     def _batches(self, pieces: Iterator[np.ndarray]) -> Iterator[Batch]:
         if self._stack is not None:
@@ -247,6 +249,7 @@ class _Stack:
 
     def __init__(self, columns: dict[str, Tensor], shared: dict[str, Tensor], cells: list[Tensor] | None):
         self._columns, self._shared, self._cells = columns, shared, cells
+        self._queries_are_inputs = _queries_are_inputs({**columns, **shared})
 
     @classmethod
     def of(cls, dataset: PointDataset, device: torch.device, limit: float, points: Points) -> "_Stack | None":
@@ -295,6 +298,8 @@ class _Stack:
             rows = torch.from_numpy(indices)
             rows = rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
             columns |= {name: _cut(name, t, points).index_select(0, rows) for name, t in self._columns.items()}
+        if self._queries_are_inputs and points[0] == points[1]:
+            columns["query.coords"] = columns["input.coords"]
         return _batch_of(columns, tuple(self._cells[int(i)] for i in indices) if self._cells else None)
 
 
@@ -326,6 +331,13 @@ def _batch_of(columns: dict[str, Tensor], cells: tuple[Tensor, ...] | None) -> B
         parameters={n.removeprefix("parameters."): t for n, t in columns.items() if n.startswith("parameters.")},
         cells=cells,
     )
+
+
+def _queries_are_inputs(columns: dict[str, Tensor]) -> bool:
+    """Whether all samples are asked for at their input points, each of which counts as input."""
+    i, q = columns["input.coords"], columns["query.coords"]
+    known, asked = columns["input.weights"] > 0, columns["query.weights"] > 0
+    return i.shape == q.shape and torch.equal(i, q) and known.shape == asked.shape and bool((known | ~asked).all())
 
 
 def _place(name: str) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ Everything outside `Operator` speaks physical units. The statistics are buffers,
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -69,6 +70,11 @@ class OperatorModel(nn.Module):
         """Whether it counts on coordinates that have the period of its spec."""
         return False
 
+    @property
+    def frames_per_encoding(self) -> int | None:
+        """After how many frames a rollout encodes its own answer as the next input; None: it never does."""
+        return None
+
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """Named groups of parameters that training may treat apart (clipping)."""
         raise NotImplementedError
@@ -133,7 +139,7 @@ class Operator(nn.Module):
         super().__init__()
         if model.needs_period and normalization.coords == "unit-box":
             raise InputError(
-                "coordinates that keep their period for integer rotary frequencies",
+                "coordinates that keep their period, for integer rotary frequencies or for query.local",
                 "`unit-box`, which stretches a periodic grid by a cell",
                 "Set normalization.coords to `as-is`",
             )
@@ -220,9 +226,10 @@ class Operator(nn.Module):
 
     def normalized(self, input: Field, query: Field) -> tuple[Field, Field]:
         """Input and query on unit scale."""
+        coords = self._coords(input.coords)
         return (
-            Field(self._coords(input.coords), self.input_scale(input.values, input.coords), input.weights),
-            Field(self._coords(query.coords), query.values, query.weights),
+            Field(coords, self.input_scale(input.values, input.coords), input.weights),
+            Field(coords if query.coords is input.coords else self._coords(query.coords), query.values, query.weights),
         )
 
     def _coords(self, coords: Tensor) -> Tensor:
@@ -253,6 +260,14 @@ class Operator(nn.Module):
 
     def predict_normalized(self, input: Field, query: Field, times: int | None = None) -> Tensor:
         """What the model says of physical fields, on its own unit scale, in float32 or better."""
+        times, frames = self.spec.out_times if times is None else times, self.model.frames_per_encoding
+        if frames is None or times <= frames:
+            return self._encoded_once(input, query, times)
+        blocks = rollout(self._encoded_once, lambda v: self.to_physical(v, input.coords), input, query, times, frames)
+        return torch.cat(list(blocks), 1)
+
+    def _encoded_once(self, input: Field, query: Field, times: int) -> Tensor:
+        """All frames from one encoding of the input."""
         run = self.chunked or self.compiled
         if run is None:
             return self.plainly(input, query, times)
@@ -270,6 +285,39 @@ class Operator(nn.Module):
         if scale == "normalized":
             return values, self.target_scale(target, batch.query.coords)
         return self.to_physical(values, batch.query.coords), target
+
+
+def rollout(
+    answer: Callable[[Field, Field, int], Tensor],
+    physical: Callable[[Tensor], Tensor],
+    input: Field,
+    query: Field,
+    times: int,
+    frames: int,
+) -> Iterator[Float[Tensor, "batch _ queries channels"]]:
+    """Answers of `frames` time steps after another, each from the latest frames that are known or were answered.
+
+    Queries at the input points share the answer that becomes the next input; for queries elsewhere, the input points
+    are asked as well.
+
+    Args:
+        answer: values at queries for a number of steps, from one encoding of the input.
+        physical: what turns such values at the input points into physical units.
+        input: physical, with a batch axis.
+        query: where to answer.
+        times: how many steps in all.
+        frames: steps from one encoding.
+    """
+    here = query.coords is input.coords
+    points = query if here else Field.of(input.coords, None, input.weights)
+    for first in range(0, times, frames):
+        count = min(frames, times - first)
+        values = answer(input, query, count)
+        yield values
+        if first + count < times:
+            new = physical(values if here else answer(input, points, count)).to(input.values.device)
+            known = torch.cat([input.values, new.to(input.values.dtype)], 1)
+            input = dataclasses.replace(input, values=known[:, -input.values.shape[1] :])
 
 
 def _extremes(x: Float[Tensor, "*any channels"]) -> tuple[Float[Tensor, "channels"], Float[Tensor, "channels"]]:

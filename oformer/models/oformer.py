@@ -11,7 +11,7 @@ once ("mixing").
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, diagonal
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
 from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation, in_full
+from oformer.nn.interpolation import interpolate
 from oformer.nn.rotary import Frequencies, Rotary, expanded, once_per_grid
 
 Context = Literal["coords", "features"]
@@ -63,6 +64,7 @@ class Query:
     heads: int = 4
     multiplier: float = 32.0
     source_dropout: float = 0.0
+    local: bool = False  # before cross-attention, add the latents of the input, interpolated at the query point
     mixing: bool = False  # one self-attention among the queries afterwards
     mixing_multiplier: float = 32.0
 
@@ -78,6 +80,7 @@ class Propagator:
     layernorm: bool = False
     context: tuple[Context, ...] = ()
     diagonal_start: bool = False
+    reencode: int | None = None  # after this many frames, encode the rollout's own answer as the next input
 
 
 @dataclass(frozen=True)
@@ -113,9 +116,21 @@ class OFormerConfig:
         if self.encoder.depth < 1 or not self.encoder.multipliers:
             raise InputError("an encoder of at least one block with a multiplier", f"depth {self.encoder.depth}")
 
+    @property
+    def reads_sums_alone(self) -> bool:
+        """Whether points feel each other through sums over all points alone, so that they may pass in chunks."""
+        return KINDS[self.attention].linear and not self.query.local
+
     def build(self, spec: Spec) -> "OFormer":
         """The model for a problem."""
         return OFormer(self, spec)
+
+
+class Contexts(NamedTuple):
+    """What the query points add to the first layers of the propagator's networks and of the decoder's."""
+
+    steps: list[Tensor | None]
+    decoder: list[Tensor | None]
 
 
 class OFormer(OperatorModel):
@@ -134,6 +149,8 @@ class OFormer(OperatorModel):
         e, q, p, d = config.encoder, config.query, config.propagator, config.decoder
         if spec.out_times > 1 and p.depth < 1:
             raise InputError("a propagator for a problem in time", "depth 0", "Set propagator.depth to 1 or more")
+        if p.reencode is not None:
+            _check_reencoding(p.reencode, spec)
 
         # Encoder
         numbers = spec.in_times * (spec.in_channels - bool(spec.in_categories)) + spec.dim * e.coords_as_features
@@ -219,12 +236,17 @@ class OFormer(OperatorModel):
     @property
     def reads_sums_alone(self) -> bool:
         """Whether points feel each other through sums that it asks `over_points` for, and in no other way."""
-        return KINDS[self.config.attention].linear
+        return self.config.reads_sums_alone
 
     @property
     def needs_period(self) -> bool:
         """Whether it counts on coordinates that have the period of its spec."""
-        return self.config.rotary == "integer"
+        return self.config.rotary == "integer" or (self.config.query.local and self.spec.periods is not None)
+
+    @property
+    def frames_per_encoding(self) -> int | None:
+        """After how many frames a rollout encodes its own answer as the next input."""
+        return self.config.propagator.reencode
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """All matrices but the first of the lift, the last of the heads, and tables of codes."""
@@ -271,66 +293,81 @@ class OFormer(OperatorModel):
         """Latents at the query points, at the time of the input."""
         z = once_per_grid(in_full, self._embed(query))
         cross, source = self._sparing(self.cross), self.source_dropout(latents)
+        if self.config.query.local:
+            z = z + self.latents_at(query, latents, input)
         z = cross(z, query.coords, query.weights, source, input.coords, input.weights)
         if self.mix is not None:
             z = z + self.mix(z, query.coords, query.weights)
         return in_full(self.expand(z))
 
-    def propagate(
-        self, z: Float[Tensor, "batch queries width"], query: Field, times: int
-    ) -> Float[Tensor, "batch times queries width"]:
-        """Latents at each time; the first is one step after the input (a steady problem takes no step)."""
-        if times < 1 or (times > 1 and not self.steps):
-            wanted = "one frame of a steady problem" if not self.steps else "at least one time step"
-            raise InputError(wanted, f"times={times}")
-        if not self.steps:
-            return z.unsqueeze(1)
-        drives = self._drives(query)
-        states = []
-        for _ in range(times):
-            z = self._advance(z, drives)
-            states.append(z)
-        return torch.stack(states, 1)
+    def latents_at(
+        self, query: Field, latents: Float[Tensor, "batch points width"], input: Field
+    ) -> Float[Tensor, "batch queries width"]:
+        """Latents of the input at the query points: those of the points themselves where these are the queries."""
+        if query.coords is input.coords:
+            return latents
+        return interpolate(latents, input.coords, input.weights, query.coords, self.spec.periods)
 
-    def _drives(self, query: Field) -> list[Tensor | None]:
-        """What the context adds to each layer of a step; it does not change while time marches."""
-        context = self._context(query, self.config.propagator.context)
-        return [_drive(step, context) for step in self.steps]
-
-    def _advance(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
-        """Latents one step later."""
-        for norm, step, drive in zip(self.step_norms, self.steps, drives, strict=True):
-            z = z + step(norm(z), drive)
+    def propagate(self, z: Float[Tensor, "batch queries width"], context: "Contexts") -> Tensor:
+        """Latents one time step later; a steady problem has no propagator and keeps its latents."""
+        for norm, network, added in zip(self.step_norms, self.steps, context.steps, strict=True):
+            z = z + network(norm(z), added)
         return z
 
     def decode(
-        self, states: Float[Tensor, "batch times queries width"], query: Field
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """Values at each time and query."""
-        return self._read(states, [drive if drive is None else drive.unsqueeze(1) for drive in self._reads(query)])
-
-    def _reads(self, query: Field) -> list[Tensor | None]:
-        """What the context adds to the first layers of the decoder."""
-        context = self._context(query, self.config.decoder.context)
-        return [_drive(network, context) for network in ([self.trunk] if self.trunk is not None else self.heads)]
-
-    def _read(self, z: Tensor, drives: list[Tensor | None]) -> Tensor:
-        """Values from latents."""
-        z = self.decode_norm(z)
+        self, z: Float[Tensor, "batch queries width"], context: "Contexts"
+    ) -> Float[Tensor, "batch queries channels"]:
+        """Values at the query points, from latents of any one time."""
+        z, added = self.decode_norm(z), context.decoder
         if self.trunk is not None:
-            z, drives = self.trunk(z, drives[0]), [None] * len(self.heads)
-        return torch.cat([head(z, drive) for head, drive in zip(self.heads, drives, strict=True)], -1)
+            z, added = self.trunk(z, added[0]), [None] * len(self.heads)
+        return torch.cat([head(z, one) for head, one in zip(self.heads, added, strict=True)], -1)
+
+    def contexts(self, query: Field) -> "Contexts":
+        """What coordinates and features of the query points add in propagator and decoder, the same at all times."""
+        to_step, to_decode = (self._context(query, c.context) for c in (self.config.propagator, self.config.decoder))
+        return Contexts(
+            steps=[_added(network, to_step) for network in self.steps],
+            decoder=[_added(n, to_decode) for n in ([self.trunk] if self.trunk is not None else self.heads)],
+        )
 
     def answer(
         self, latents: Float[Tensor, "batch points width"], input: Field, query: Field, times: int | None = None
     ) -> Float[Tensor, "batch times queries channels"]:
         """Values at the query points for `times` steps (the problem's own number where not given)."""
-        z = self.query(latents, input, query)
+        return self._march(self.query(latents, input, query), query, times, self._step)
+
+    def _march(
+        self, z: Float[Tensor, "batch queries width"], query: Field, times: int | None, step: Callable[..., Any]
+    ) -> Float[Tensor, "batch times queries channels"]:
+        """Values at each time; the first is one step after the input. Training and prediction march here, nowhere else.
+
+        Each step is decoded at once, so that without gradients no latents of earlier times are kept. With `recompute`,
+        training keeps the latents of each step alone; fused kernels do so in any case.
+
+        Args:
+            z: latents at the time of the input.
+            query: where to answer.
+            times: how many steps; None: as many as the problem has.
+            step: `_step`, plain or compiled.
+        """
         times = self.spec.out_times if times is None else times
-        marches = times > 1 and len(self.steps) > 0
-        if marches and (self.recompute or not torch.is_grad_enabled() or self._marches_on_chip(z)):
-            return self._roll(z, query, times)
-        return self.decode(self.propagate(z, query, times), query)
+        if times < 1 or (times > 1 and not self.steps):
+            wanted = "one frame of a steady problem" if not self.steps else "at least one time step"
+            raise InputError(wanted, f"times={times}")
+        if self._marches_on_chip(z):
+            # A compiled graph knows no kernels that march. Not said where it is defined, which would load the compiler.
+            return torch.compiler.disable(self._march_on_chip)(z, query, times)  # pyright: ignore[reportCallIssue]
+        step, context, values = self._sparing(step), self.contexts(query), []
+        for _ in range(times):
+            z, value = step(z, context)
+            values.append(value)
+        return torch.stack(values, 1)
+
+    def _step(self, z: Tensor, context: "Contexts") -> tuple[Tensor, Tensor]:
+        """Latents one step later, and the values there."""
+        z = self.propagate(z, context)
+        return z, self.decode(z, context)
 
     def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
         """The forward pass, compiled in two parts where time marches: up to its start, and one step.
@@ -344,30 +381,9 @@ class OFormer(OperatorModel):
 
         def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
             input, query = prepare(input, query)
-            return self._roll(begin(input, query), query, self.spec.out_times if times is None else times, step)
+            return self._march(begin(input, query), query, times, step)
 
         return forward
-
-    def _roll(
-        self,
-        z: Float[Tensor, "batch queries width"],
-        query: Field,
-        times: int,
-        step: Callable[..., tuple[Tensor, Tensor]] | None = None,
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """The same values without all latents at hand at once: each step is decoded when it is made.
-
-        With `recompute`, only the latents of each step are kept in training; fused kernels do so in any case.
-        """
-        if self._marches_on_chip(z):
-            # A compiled graph knows no kernels that march. Not said where it is defined, which would load the compiler.
-            return torch.compiler.disable(self._march)(z, query, times)  # pyright: ignore[reportCallIssue]
-        made = self._sparing(step or self._step)
-        drives, reads, values = self._drives(query), self._reads(query), []
-        for _ in range(times):
-            z, value = made(z, drives, reads)
-            values.append(value)
-        return torch.stack(values, 1)
 
     def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
         """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
@@ -380,15 +396,14 @@ class OFormer(OperatorModel):
             return part
         return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
 
-    def _step(self, z: Tensor, drives: list[Tensor | None], reads: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Latents one step later, and the values there."""
-        z = self._advance(z, drives)
-        return z, self._read(z, reads)
-
     def _marches_on_chip(self, z: Tensor) -> bool:
-        """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths."""
+        """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths.
+
+        The kernel computes `propagate` and `decode` as they stand in this class, and never in place of others.
+        """
         p, d = self.config.propagator, self.config.decoder
-        fits = p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
+        own = all(getattr(type(self), name) is getattr(OFormer, name) for name in ("propagate", "decode", "contexts"))
+        fits = own and p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
         if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda"):
             return False
         return fused_rollout(
@@ -396,7 +411,7 @@ class OFormer(OperatorModel):
             torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
         )  # fmt: skip
 
-    def _march(
+    def _march_on_chip(
         self, z: Float[Tensor, "batch queries width"], query: Field, times: int
     ) -> Float[Tensor, "batch times queries channels"]:
         """`propagate` and `decode` in fused kernels, which keep little and compute the rest again for the gradient."""
@@ -415,9 +430,9 @@ class OFormer(OperatorModel):
                 first, *others = [layer.weight for layer in network.layers]
                 first = first[:, : network.width]
                 drive = (first @ norm.bias)[None]
-                beside = _drive(network, self._context(query, names))
-                if beside is not None:
-                    drive = drive + (beside[0] if expanded(beside) else beside.flatten(0, 1))
+                added = _added(network, self._context(query, names))
+                if added is not None:
+                    drive = drive + (added[0] if expanded(added) else added.flatten(0, 1))
                 return Chain((first * norm.weight, *others), drive, activation)
 
             step = chain(self.steps[0], step_norm, self.config.propagator.context, "gelu")
@@ -462,5 +477,20 @@ class OFormer(OperatorModel):
         return self.embed_query(features)
 
 
-def _drive(network: MLP, context: Tensor | None) -> Tensor | None:
+def _check_reencoding(frames: int, spec: Spec) -> None:
+    """Refuse to encode answers of a problem whose answers are no inputs."""
+    if frames < 1:
+        raise InputError("`propagator.reencode` of at least 1 frame", str(frames), "Leave it out to encode once")
+    same = spec.in_channels == spec.out_channels and not spec.in_categories and not spec.query_channels
+    if spec.out_times < 2 or not same:
+        raise InputError(
+            "a problem in time whose answer has the channels of its input, for propagator.reencode",
+            f"{spec.in_channels} channels in, {spec.out_channels} out, {spec.query_channels} query features, "
+            f"{spec.out_times} frame(s) to predict",
+            "Leave propagator.reencode out",
+        )
+
+
+def _added(network: MLP, context: Tensor | None) -> Tensor | None:
+    """What a context adds after the first matrix of a network; computed once where the batch shares its queries."""
     return None if context is None else once_per_grid(network.drive, context)

@@ -37,22 +37,33 @@ EPSILON = (
 
 
 class _SumOfProducts(torch.autograd.Function):
-    """The sum over points with its gradient, which lies in memory as the factors do.
+    """aᵀ b, whose gradients are laid out in memory as a and b are.
 
-    Left to itself, the gradient of a transposed factor comes transposed: its rows are as long as there are points, an
-    odd number that slows down the product that makes it, and then it has to be copied.
+    Autograd's own gradient of the transposed factor would be transposed in memory: its rows, as long as the number of
+    points, slow down the product that makes it, and then it has to be copied.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        result = a.mT @ b
-        ctx.save_for_backward(a.to(result.dtype), b.to(result.dtype))  # what autocast has rounded them to
-        return result
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a.mT @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        a, b = (factor.to(output.dtype) for factor in inputs)  # what autocast has rounded them to
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         a, b = ctx.saved_tensors
         return b @ gradients[0].mT, a @ gradients[0]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (a, b), (da, db) = ctx.saved_tensors, tangents
+        return da.to(a.dtype).mT @ b + a.mT @ db.to(b.dtype)
 
 
 def sum_of_products(
@@ -442,13 +453,22 @@ class Attention(nn.Module):
         rounded = type_of_products(x) != torch.float32 or rounded_products()
         return rounded and x.shape[-1] <= 128 and not expanded(x)
 
+    @property
+    def _is_galerkin(self) -> bool:
+        """Whether the kind is the one that the kernel of sums computes: this very function, of normalized K and V.
+
+        A kind of one's own is never replaced by the kernel, whatever its flags say.
+        """
+        kind = KINDS[self.kind]
+        return kind.product is linear_product and kind.forms_values and kind.linear and kind.normalized == ("k", "v")
+
     def _sums_on_chip(self, x: Float[Tensor, "batch points width"], weights: Float[Tensor, "batch points"]) -> bool:
         """Whether the kernel that multiplies also sums over points, and leaves neither keys nor values.
 
         The sum stays in registers, beside keys and values of 64 points. That is possible for factors of 16 bits and 96
         channels; or for 64, where norms have gains, whose gradients are sums as well.
         """
-        if not (KINDS[self.kind].forms_values and self._fits_on_chip(x, weights) and self._projects_on_chip(x)):
+        if not (self._is_galerkin and self._fits_on_chip(x, weights) and self._projects_on_chip(x)):
             return False
         narrow = x.shape[-1] <= (64 if self.norm == "layernorm" else 96)
         return narrow and type_of_products(x).itemsize == 2 and fused_sums(x.device)

@@ -44,7 +44,7 @@ def _turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("oformer::turns", mutates_args=())
 def turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where a compiler may not take it apart, in one kernel where there is one."""
+    """`_turns` as an opaque custom op, so that torch.compile does not compute the angles again for each head."""
     kernels = _kernels(coords.device)
     if kernels is None or coords.dtype != torch.float32:
         return _turns(coords, frequencies)
@@ -119,16 +119,17 @@ class Rotary(nn.Module):
         self.register_buffer("frequencies", self._exact.float(), persistent=False)
 
     def tables(self, coords: Float[Tensor, "batch points dim"]) -> Tables:
-        """Cosine and sine of every angle.
+        """Cosine and sine of every angle, differentiable by the coordinates.
 
         Phases reach tens of thousands of radians, so they are float32 or better under any autocast.
         """
-        with torch.no_grad(), torch.autocast(coords.device.type, enabled=False):
+        with torch.autocast(coords.device.type, enabled=False):
             exact = coords.to(torch.promote_types(coords.dtype, torch.float32))
             double = exact.dtype == torch.float64
             frequencies = self._exact.to(exact.device) if double else self.frequencies.float()
-            # torch.compile would compute an angle again wherever it is needed, for each sample and head.
-            turn = turns if torch.compiler.is_dynamo_compiling() else _turns
+            # torch.compile would compute an angle again wherever it is needed, for each sample and head; the custom op
+            # prevents that, and has no derivative.
+            turn = turns if torch.compiler.is_dynamo_compiling() and not exact.requires_grad else _turns
             if not expanded(exact):
                 return turn(exact, frequencies)
             cos, sin = turn(exact[:1], frequencies)

@@ -201,10 +201,13 @@ class PoissonProblem(Problem):
         values[..., :2] = move(values[..., :2], batch.input.weights > 0)
         for first in VECTORS:
             values[..., first : first + 2] = values[..., first : first + 2] @ q.mT
+        input = dataclasses.replace(moved(batch.input), values=values[:, None])
+        same = batch.query.coords is batch.input.coords
+        query = dataclasses.replace(batch.query, coords=input.coords) if same else moved(batch.query)
         changed = dataclasses.replace(
             batch,
-            input=dataclasses.replace(moved(batch.input), values=values[:, None]),
-            query=moved(batch.query),
+            input=input,
+            query=query,
             target=turn_field(batch.target, of_field.mT),
         )
         return changed, lambda target: turn_field(target, of_field.to(target.dtype))

@@ -41,7 +41,7 @@ from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
 from oformer.training.recipe import Recipe, Training
-from oformer.training.schedules import begin_later
+from oformer.training.schedules import begin_later, with_noise
 from oformer.training.step import Stepper, used_precision
 
 STATE, PROGRESS = "training.safetensors", "training.json"
@@ -174,11 +174,13 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
             f"{settings.batch} over {world} and {settings.accumulate}",
             f"Take a multiple of {world * settings.accumulate}",
         )
-    if recipe.model.attention == "softmax" and (ranks.splits_points or settings.chunk is not None):
+    if not recipe.model.reads_sums_alone and (ranks.splits_points or settings.chunk is not None):
+        softmax = recipe.model.attention == "softmax"
         raise InputError(
-            "a linear attention, galerkin or fourier, where the points of a sample are not all together",
-            "softmax, which needs every pair of points",
-            "Set model.attention, or use --split samples" if ranks.splits_points else "Leave training.chunk out",
+            "a model that reads sums over points alone (galerkin or fourier attention, query.local off) where the "
+            "points of a sample are not all together",
+            "softmax, which needs every pair of points" if softmax else "query.local, which reads the nearest points",
+            "Use --split samples" if ranks.splits_points else "Leave training.chunk out",
         )
     if not ranks.splits_points:
         return
@@ -350,6 +352,9 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
             state.stepper.forget()  # the shorter horizon does not come back
     if settings.windows:
         batch = begin_later(batch, times, torch_generator(settings.seed, step, 3, *key))
+    if settings.noise:
+        scale = state.operator.input_scale.scale
+        batch = with_noise(batch, settings.noise, scale, torch_generator(settings.seed, step, 4, *key))
     if settings.drop is not None:
         points = batch.input.points
         batch = settings.drop(batch, torch_generator(settings.seed, step, 1, *key), spec.periods)

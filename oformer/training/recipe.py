@@ -41,6 +41,7 @@ class Training:
     loss: Loss = Loss()
     horizon: Horizon | None = None
     windows: bool = False  # while the horizon is short, begin each sample at a random frame
+    noise: float = 0.0  # on the input values, in units of the operator's input scale
     drop: Drop | None = None
     augment: bool = False  # a random exact symmetry of the problem for each sample
     ema: float | None = None  # decay of the running average of the weights, which is then what is saved

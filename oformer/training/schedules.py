@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch
@@ -46,10 +47,12 @@ class Horizon:
     """A growing number of steps to predict: `first` for half of the ramp, then two more at a time."""
 
     first: int
-    ramp: float = 0.16  # the share of training after which the whole horizon is asked for
+    ramp: float = 0.16  # the share of training after which the longest horizon is asked for
+    last: int | None = None  # the longest one; None: all frames of a sample
 
     def at(self, step: int, steps: int, times: int) -> int:
         """How many frames to predict at a step, of `times` in all."""
+        times = min(times, self.last or times)
         if step >= self.ramp * steps:
             return times
         progress = 2 * step / (self.ramp * steps)
@@ -72,6 +75,22 @@ def begin_later(batch: Batch, times: int, generator: torch.Generator) -> Batch:
     frames = torch.cat([known, target], 1).take_along_dim(chosen[:, :, None, None], 1)
     known, target = frames.tensor_split([known.shape[1]], 1)
     return dataclasses.replace(batch, input=dataclasses.replace(batch.input, values=known), target=target)
+
+
+def with_noise(batch: Batch, level: float, scale: Tensor, generator: torch.Generator) -> Batch:
+    """The batch with Gaussian noise on its input values, so that a rollout learns to live with errors of its own.
+
+    Args:
+        batch: on any device.
+        level: standard deviation, in units of `scale`.
+        scale: of each input channel.
+        generator: on the CPU; the only source of randomness.
+    """
+    values = batch.input.values
+    drawn = torch.Generator(values.device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    noise = torch.randn(values.shape, generator=drawn, device=values.device, dtype=values.dtype)
+    values = values + level * scale.to(values) * noise
+    return dataclasses.replace(batch, input=dataclasses.replace(batch.input, values=values))
 
 
 @dataclass(frozen=True)

@@ -282,4 +282,4 @@ def _sources(batch: Batch) -> list[Tensor]:
 def _shape(batch: Batch, times: int) -> tuple:
     """All that a recording takes for given."""
     layout = tuple((tensor.shape, tensor.dtype, expanded(tensor)) for tensor in _tensors(batch))
-    return times, tuple(batch.parameters), layout
+    return times, tuple(batch.parameters), layout, batch.query.coords is batch.input.coords

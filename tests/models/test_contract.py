@@ -1,4 +1,4 @@
-"""The eight promises of every model, asked of one tiny version of each problem family and of each variant.
+"""The nine promises of every model, asked of one tiny version of each problem family and of each variant.
 
 The configurations name every setting that matters, so that the stored answers do not change with the defaults.
 """
@@ -138,6 +138,11 @@ def variant(case: Case, **changes) -> Case:
     return case._replace(config=dataclasses.replace(case.config, **changes))
 
 
+def local(case: Case) -> Case:
+    """The variant whose queries begin with the latents of the nearest input points."""
+    return variant(case, query=dataclasses.replace(case.config.query, local=True))
+
+
 FAMILIES = {
     "burgers": BURGERS,
     "darcy": DARCY,
@@ -155,6 +160,10 @@ CASES = {
     "darcy, softmax": variant(DARCY, attention="softmax"),
     "darcy, softmax, points": variant(DARCY, attention="softmax", norm="points"),
     "airfoil, fourier": variant(AIRFOIL, attention="fourier", norm="none"),
+    "burgers, local": local(BURGERS),
+    "darcy, local": local(DARCY),
+    "navier-stokes, local": local(NAVIER_STOKES),
+    "airfoil, local": local(AIRFOIL),
 }
 # Written down and not asked of the models: where the answer at a query depends on the other queries.
 COUPLED = {
@@ -162,6 +171,7 @@ COUPLED = {
     "magneto",
     "airfoil",
     "airfoil, fourier",
+    "airfoil, local",
     "burgers, points",
     "burgers, points-detached",
     "darcy, softmax, points",
@@ -344,6 +354,20 @@ def test_7_saved_and_loaded_it_answers_the_same(name):
     assert torch.equal(answer(again, batch), answer(model, batch))
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "detached" not in name])  # which is no derivative by intent
+def test_9_derivatives_by_values_and_coordinates_are_right(name):
+    model, spec = filled(build(name)), CASES[name].spec
+    batch = collate(samples(spec, ((7, 3), (6, 3))))
+    known, asked = batch.input, batch.query
+
+    def of(coords: Tensor, values: Tensor, places: Tensor) -> Tensor:
+        query = dataclasses.replace(asked, coords=places)
+        return model(Field(coords, values, known.weights), query).square().sum((0, 1, 2))
+
+    inputs = [t.clone().requires_grad_() for t in (known.coords, known.values, asked.coords)]
+    assert torch.autograd.gradcheck(of, inputs, eps=1e-7, atol=1e-4, rtol=1e-4, fast_mode=True)
+
+
 # Of `filled` weights: the mean square of the second sample's answer, then the first three numbers of its last frame.
 REFERENCE = {
     "burgers": (0.01753501873, 0.1960898428, 0.04662833554, 0.1979339215),
@@ -359,6 +383,10 @@ REFERENCE = {
     "darcy, softmax": (0.3193252243, 0.5863860715, 0.5644461446, 0.5481343836),
     "darcy, softmax, points": (0.3191183079, 0.5862175518, 0.5642641205, 0.5480258237),
     "airfoil, fourier": (0.1291301953, 0.2751131796, -0.4723314503, 0.02979716204),
+    "burgers, local": (0.1187363233, -0.4306513188, -0.309767388, 0.07024176313),
+    "darcy, local": (0.2649672878, 0.5421157922, 0.7258436501, 0.4999287706),
+    "navier-stokes, local": (0.3377266365, 0.6374962591, 0.6558202121, 0.542321126),
+    "airfoil, local": (0.1318977357, 0.2794185558, -0.4803048595, 0.03244848371),
 }
 
 

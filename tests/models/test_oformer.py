@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from oformer.errors import InputError
 from oformer.fields import Field, Sample, Spec, collate
-from oformer.models import OFormer, OFormerConfig
-from oformer.models.oformer import Decoder, Encoder, Propagator, Query
+from oformer.models import Normalization, OFormer, OFormerConfig, Operator
+from oformer.models.oformer import Contexts, Decoder, Encoder, Propagator, Query
 from oformer.recipes import RECIPES
 
 exact = pytest.mark.usefixtures("float64")
@@ -297,11 +297,13 @@ def test_forward_is_its_four_stages(name):
     with torch.no_grad():
         latents = model.encode(batch.input)
         z = model.query(latents, batch.input, batch.query)
-        states = model.propagate(z, batch.query, model.spec.out_times)
-        staged = model.decode(states, batch.query)
+        context, staged = model.contexts(batch.query), []
+        for _ in range(model.spec.out_times):
+            z = model.propagate(z, context)
+            staged.append(model.decode(z, context))
         assert latents.shape == (2, 6, model.config.query.width)
-        assert states.shape[:3] == (2, model.spec.out_times, 4)
-        torch.testing.assert_close(staged, model(batch.input, batch.query), rtol=1e-12, atol=1e-12)
+        assert z.shape[:2] == (2, 4)
+        torch.testing.assert_close(torch.stack(staged, 1), model(batch.input, batch.query), rtol=1e-12, atol=1e-12)
 
 
 @exact
@@ -312,8 +314,8 @@ def test_one_encoding_serves_many_queries():
         latents, whole = model.encode(batch.input), model(batch.input, batch.query)
         for n in range(5):
             one = Field.of(batch.query.coords[:, n : n + 1])
-            states = model.propagate(model.query(latents, batch.input, one), one, model.spec.out_times)
-            torch.testing.assert_close(model.decode(states, one)[:, :, 0], whole[:, :, n], rtol=1e-10, atol=1e-10)
+            answer = model.answer(latents, batch.input, one)
+            torch.testing.assert_close(answer[:, :, 0], whole[:, :, n], rtol=1e-10, atol=1e-10)
 
 
 @exact
@@ -402,7 +404,7 @@ def test_the_state_at_the_time_of_the_input_is_never_decoded():
     with torch.no_grad():
         z = model.query(model.encode(batch.input), batch.input, batch.query)
         model(batch.input, batch.query)
-        after_one_step = model.propagate(z, batch.query, 1)
+        after_one_step = model.propagate(z, model.contexts(batch.query)).unsqueeze(1)
     decoded = torch.stack(seen, 1)
     assert decoded.shape[1] == 10
     torch.testing.assert_close(decoded[:, :1], after_one_step, rtol=1e-12, atol=1e-12)
@@ -416,7 +418,7 @@ def test_steady_problems_take_no_step(times):
     batch = collate([random_sample(model.spec, 6, 4, 1.0)])
     with torch.no_grad():
         z = model.query(model.encode(batch.input), batch.input, batch.query)
-        assert torch.equal(model.propagate(z, batch.query, times or 1), z.unsqueeze(1))
+        assert torch.equal(model.propagate(z, model.contexts(batch.query)), z)
         assert model(batch.input, batch.query, times).shape == (1, 1, 4, 3)
         for frames in (0, 3):
             with pytest.raises(InputError, match=f"steady problem, got times={frames}"):
@@ -563,3 +565,101 @@ def test_integer_frequencies_make_the_encoder_periodic():
     model, ladder = config.build(spec), dataclasses.replace(config, rotary="ladder").build(spec)
     torch.testing.assert_close(model.encode(wrapped), model.encode(batch.input), rtol=1e-10, atol=1e-10)
     assert (ladder.encode(wrapped) - ladder.encode(batch.input)).abs().max() > 1e-3
+
+
+class Still(OFormer):
+    """A change of the time stepping: nothing ever moves."""
+
+    def propagate(self, z: Tensor, context: Contexts) -> Tensor:
+        return z
+
+
+@exact
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_changed_propagator_is_what_trains_and_what_predicts(gradients, recompute):
+    config, spec = RECIPES["ns3"].model, RECIPES["ns3"].data_spec()
+    batch = collate([random_sample(spec, 6, 5, 1.0)])
+    model = Still(config, spec)
+    model.recompute = recompute
+    with torch.set_grad_enabled(gradients):
+        frames = model(batch.input, batch.query)
+    assert frames.shape[1] == 10
+    torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))
+
+
+@pytest.mark.parametrize("kind", [OFormer, Still])
+def test_the_fused_rollout_never_stands_in_for_a_changed_one(kind, monkeypatch):
+    monkeypatch.setattr("oformer.models.oformer.fused_rollout", lambda *networks: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    model = kind(RECIPES["ns3"].model, RECIPES["ns3"].data_spec())
+    assert model._marches_on_chip(torch.zeros(1).as_subclass(OnGpu)) == (kind is OFormer)
+
+
+class OnGpu(Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+def reencoding(frames: int, local: bool = False) -> Operator:
+    """An operator in time that encodes its own answers, in physical units unlike its own."""
+    config, spec = RECIPES["ns3"].model, RECIPES["ns3"].data_spec()
+    config = dataclasses.replace(
+        config,
+        propagator=dataclasses.replace(config.propagator, reencode=frames),
+        query=dataclasses.replace(config.query, local=local),
+    )
+    operator = Operator(config.build(spec), Normalization(input="scalar", target="scalar", coords="as-is"))
+    operator.input_scale.shift.fill_(0.3)
+    operator.input_scale.scale.fill_(2.0)
+    operator.target_scale.shift.fill_(-0.2)
+    operator.target_scale.scale.fill_(1.5)
+    return operator.eval()
+
+
+@exact
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_rollout_encodes_its_own_answers_in_physical_units(frames, local):
+    operator = reencoding(frames, local)
+    batch = collate([random_sample(operator.spec, 6, 5, 1.0) for _ in range(2)])
+    at_input = Field.of(batch.input.coords, None, batch.input.weights)
+    with torch.no_grad():
+        for query in (at_input, batch.query):
+            known, expected = batch.input, []
+            while len(expected) < 8:
+                count = min(frames, 8 - len(expected))
+                expected += operator(known, query, count).unbind(1)
+                values = torch.cat([known.values, operator(known, at_input, count)], 1)[:, -10:]
+                known = dataclasses.replace(known, values=values)
+            torch.testing.assert_close(operator(batch.input, query, 8), torch.stack(expected, 1))
+    first, second = (operator(batch.input, at_input, n)[:, -1] for n in (frames, frames + 1))
+    assert (second - first).abs().max() > 1e-3
+
+
+@exact
+def test_gradients_flow_through_answers_that_are_encoded_again():
+    operator = reencoding(2)
+    batch = collate([random_sample(operator.spec, 6, 5, 1.0)])
+    values = batch.input.values.clone().requires_grad_()
+
+    def last(values: Tensor) -> Tensor:
+        input = dataclasses.replace(batch.input, values=values)
+        return operator(input, Field.of(input.coords), 5)[:, -1].square().sum()
+
+    assert torch.autograd.gradcheck(last, (values,), fast_mode=True, atol=1e-5)
+
+
+@pytest.mark.parametrize(("recipe", "frames"), [("electro", 1), ("airfoil", 2), ("burgers-512", 1), ("ns3", 0)])
+def test_answers_that_are_no_inputs_cannot_be_encoded_again(recipe, frames):
+    model = RECIPES[recipe].model
+    config = dataclasses.replace(model, propagator=dataclasses.replace(model.propagator, reencode=frames, depth=1))
+    with pytest.raises(InputError, match="reencode"):
+        config.build(RECIPES[recipe].data_spec())

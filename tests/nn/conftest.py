@@ -31,7 +31,7 @@ def on_chip(monkeypatch):
     """Have self-attention sum in its kernels on any device, and for float32, too."""
 
     def summed(self, x, weights) -> bool:
-        return self.kind == "galerkin" and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
+        return self._is_galerkin and self._fits_on_chip(x, weights) and self._projects_on_chip(x)
 
     monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
     monkeypatch.setattr(attention, "rounded_products", lambda: True)

@@ -270,3 +270,23 @@ def test_a_compiled_layer_keeps_it_whole():
     (nodes,) = printed(COMPILED)
     assert nodes.count("oformer.summed.default") == 1
     assert not any(name in nodes for name in ("layer_norm", "linear"))
+
+
+def test_a_kind_of_ones_own_is_never_replaced_by_the_kernel(monkeypatch, calls):
+    """Kinds are told apart by their function: the flags of a new one are Galerkin's where nobody sets them."""
+    own = []
+
+    def mean(layer, q, k, v, source, weights):
+        own.append(1)
+        return layer.out((source * weights[..., None]).sum(1, keepdim=True).expand_as(source))
+
+    monkeypatch.setitem(attention.KINDS, "mean", attention.Kind(normalized=("k", "v"), product=mean))
+    x, coords, weights = torch.randn(2, 8, 16, device=DEVICE), torch.rand(2, 8, 2, device=DEVICE), quadrature(8)
+    for kind in ("mean", "galerkin"):
+        layer = Attention(16, 1, "galerkin", "channels", Rotary(2, 16)).to(DEVICE)
+        layer.kind = kind  # set afterwards, since shape checks hold the argument to the names in the package
+        answer = layer(x, coords, weights, residual=True)
+        expected = x + (x * weights[..., None]).sum(1, keepdim=True)
+        assert torch.allclose(answer, expected, atol=1e-5) == (kind == "mean")
+    assert len(own) == 1
+    assert calls == [16]  # of the Galerkin layer
