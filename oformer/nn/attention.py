@@ -31,6 +31,7 @@ from oformer.switches import constant_when_compiling, exporting, kernels_on, rou
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
+CHANNELS_FOR_BIAS = 8  # beside those of a head in softmax attention; fast kernels want multiples of eight
 EPSILON = (
     1e-5  # of the released code; comparable with the variance of k and v in a fresh cross-attention, so it matters
 )
@@ -141,11 +142,35 @@ def softmax_product(
             "Set model.attention, or split the samples",
         )
     assert v is not None  # this kind forms its values
-    bias = weights.log()[:, None, None, :].to(q.dtype)
-    bias = bias.expand(q.shape[0], 1, q.shape[1], -1)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    return layer.out(mixed.transpose(1, 2).flatten(2))
+    width, q_and_one, k_and_bias = q.shape[-1], *_with_bias(q, k, weights)
+    v = F.pad(v, (0, CHANNELS_FOR_BIAS))  # torch's fast kernels need q, k and v of one width
+    q, k, v = (x.transpose(1, 2) for x in (q_and_one, k_and_bias, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+    return layer.out(mixed.transpose(1, 2)[..., :width].flatten(2))
+
+
+def _with_bias(
+    q: Float[Tensor, "batch queries heads width"],
+    k: Float[Tensor, "batch points heads width"],
+    weights: Float[Tensor, "batch points"],
+) -> tuple[Float[Tensor, "batch queries heads padded"], Float[Tensor, "batch points heads padded"]]:
+    """Queries and keys with channels more, whose product is √width log w: torch's fast kernels take no bias.
+
+    Logarithms count from that of the largest weight, so that equal weights add exactly zero; in half precision their
+    rounding errors have a channel of their own. A weight of zero has a quarter of the lowest number as its logarithm.
+    """
+    exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    share = torch.where(exact > 0, exact / exact.amax(-1, keepdim=True), 1.0)
+    kind = type_of_products(k)
+    logs = torch.where(exact > 0, share.log() * q.shape[-1] ** 0.5, torch.finfo(kind).min / 4)
+    rounded = logs.to(kind)
+    bias = torch.stack([rounded, (logs - rounded).to(kind)], -1).to(k.dtype)
+    bias = F.pad(bias, (0, CHANNELS_FOR_BIAS - 2))[:, :, None]
+    ones = F.pad(q.new_ones(2), (0, CHANNELS_FOR_BIAS - 2))
+    return (
+        torch.cat([q, ones.expand(*q.shape[:-1], -1)], -1),
+        torch.cat([k, bias.expand(*k.shape[:-1], -1)], -1),
+    )
 
 
 @dataclass(frozen=True)
