@@ -167,7 +167,7 @@ def test_an_unknown_name_shows_the_nearest(wrong, near):
 
 def test_a_plus_has_the_size_and_the_data_of_the_faithful_recipe():
     """A variant may be better; not larger, not taught by more samples, and trained for longer only where it says so."""
-    longer = {"burgers-2048-plus": 3}
+    longer = {"burgers-512-plus": 3, "burgers-2048-plus": 3, "burgers-8192-plus": 3}
     variants = [name for name in RECIPES if name.endswith("-plus")]
     assert variants
     for name in variants:
@@ -179,10 +179,15 @@ def test_a_plus_has_the_size_and_the_data_of_the_faithful_recipe():
         assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in faithful.parameters())
 
 
-def test_burgers_plus_differs_in_frequencies_optimizer_symmetries_and_steps_alone():
-    faithful, ours = (json.loads(json.dumps(to_json(RECIPES[f"burgers-2048{end}"]))) for end in ("", "-plus"))
-    changes = {where: after for where, _, after in differences(faithful, ours) if where not in ("name", "paper")}
-    assert changes == {
+def _changes(faithful: str) -> dict:
+    """The settings in which the plus recipe differs from the faithful one."""
+    before, after = (json.loads(json.dumps(to_json(RECIPES[faithful + end]))) for end in ("", "-plus"))
+    return {where: new for where, _, new in differences(before, after) if where not in ("name", "paper")}
+
+
+@pytest.mark.parametrize("name", ["burgers-512", "burgers-2048", "burgers-8192"])
+def test_burgers_plus_differs_in_frequencies_optimizer_symmetries_and_steps_alone(name):
+    assert _changes(name) == {
         "model.rotary": "integer",
         "normalization.coords": "as-is",
         "model.encoder.multipliers": [1.0],
@@ -192,7 +197,22 @@ def test_burgers_plus_differs_in_frequencies_optimizer_symmetries_and_steps_alon
         "training.augment": True,
         "training.steps": 60_000,
     }
-    assert RECIPES["burgers-2048-plus"].training.optimizer.matrix_rate == 2e-3
+    assert RECIPES[f"{name}-plus"].training.optimizer.matrix_rate == 2e-3
+
+
+@pytest.mark.parametrize("name", ["darcy-85", "darcy-141", "darcy-211"])
+def test_darcy_plus_differs_in_frequencies_dropout_local_latents_optimizer_and_symmetries_alone(name):
+    assert _changes(name) == {
+        "model.encoder.multipliers": [256.0, 64.0, 16.0],
+        "model.encoder.lift_dropout": 0.0,
+        "model.encoder.dropout": 0.0,
+        "model.query.multiplier": 64.0,
+        "model.query.local": True,
+        "training.optimizer.kind": "muon",
+        "training.optimizer.rate": 1e-3,
+        "training.augment": True,
+    }
+    assert RECIPES[f"{name}-plus"].training.optimizer.matrix_rate == 2e-3
 
 
 def test_a_known_name_gives_the_recipe():
