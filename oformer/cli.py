@@ -475,7 +475,7 @@ class Plot:
         from oformer.report import measure
         from oformer.results import card_pictures
 
-        card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
+        card, recipe = read_card(folder), _recipe_of(read_config(folder).recipe, self.recipe)
         test = self._test_samples(recipe, None, device)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
         seen = measure(folder, test, sweep, device)
