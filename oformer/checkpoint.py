@@ -309,6 +309,11 @@ def parameter_count(operator: Operator) -> int:
     return sum(p.numel() for p in operator.model.parameters())
 
 
+def percent(score: Any, digits: int = 4) -> str:
+    """A score of a checkpoint, in which null stands for a number that is not finite."""
+    return f"{score:.{digits}%}" if isinstance(score, int | float) else "not a finite number"
+
+
 def in_python(checkpoint: Checkpoint, place: str) -> str:
     """The call that answers, for somebody who has the arrays of `arrays_of_a_call`.
 
@@ -372,8 +377,9 @@ def model_card(checkpoint: Checkpoint) -> str:
     if checkpoint.data is not None:
         lines.append(f"| data | {checkpoint.data.title} |")
     if "error" in scores:
-        lines.append(f"| test error (relative L2, mean over {scores['count']} samples) | {scores['error']:.4%} |")
-        lines.append(f"| median, worst | {scores['median']:.4%}, {scores['worst']:.4%} |")
+        mean, median, worst = (percent(scores.get(name)) for name in ("error", "median", "worst"))
+        lines.append(f"| test error (relative L2, mean over {scores.get('count')} samples) | {mean} |")
+        lines.append(f"| median, worst | {median}, {worst} |")
     lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items() if value is not None]
     lines += [
         "",
