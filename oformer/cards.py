@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from oformer.analysis import resolution_sweep
+from oformer.checkpoint import MODEL_CARD as CARD
 from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset, View
@@ -26,7 +27,6 @@ from oformer.training.evaluate import Scores, evaluate
 from oformer.training.loop import WITHOUT_EFFECT
 from oformer.training.recipe import Recipe
 
-CARD = "card.json"
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C
 
 

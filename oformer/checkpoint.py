@@ -1,26 +1,33 @@
-"""A checkpoint is a folder anybody can read: config.json, model.safetensors, README.md. Never pickle.
+"""A checkpoint is a folder anybody can read: config.json, model.safetensors, README.md, checksums.json. Never pickle.
 
 It is rebuilt from its model configuration and its spec alone, so using one runs no training code.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Card, Spec
-from oformer.files import map_arrays, new_folder, read_json, write_bytes, write_json, write_text
+from oformer.files import map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+# Both hold the SHA-256 of files beside them under the key `files`: the first one in any checkpoint, the second one in
+# the zoo (`cards.py`), where it lists the journals too.
+CHECKSUMS, MODEL_CARD = "checksums.json", "card.json"
+EDITED = "The file is damaged, was edited by hand, or was written by another version"
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,23 @@ class Checkpoint:
     provenance: dict[str, Any] = field(default_factory=dict)  # hardware, versions, minutes, data seed
 
 
+@dataclass(frozen=True)
+class StoredConfig:
+    """The content of config.json; `model` and `recipe` stay JSON until their classes are known."""
+
+    format: str
+    version: int
+    name: str
+    step: int
+    model: dict[str, Any]
+    spec: Spec
+    normalization: Normalization
+    scores: dict[str, Any]
+    data: Card | None
+    recipe: dict[str, Any] | None
+    provenance: dict[str, Any]
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, extra: dict[str, bytes] | None = None) -> None:
     """Write the folder; it appears complete or not at all.
 
@@ -47,10 +71,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, extra: dict[str, bytes
     with new_folder(folder) as temporary:
         write_json(temporary / CONFIG, _config(checkpoint))
         tensors = {n: t.detach().cpu().contiguous() for n, t in checkpoint.operator.state_dict().items()}
+        _refuse_not_finite(tensors, folder / WEIGHTS)
         write_bytes(temporary / WEIGHTS, save(tensors))
-        write_text(temporary / CARD, model_card(checkpoint))
         for name, content in (extra or {}).items():
             write_bytes(temporary / name, content)
+        checksums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
+        write_json(temporary / CHECKSUMS, {"files": checksums})
+        # Written last, without a checksum: people may add to it.
+        write_text(temporary / CARD, model_card(checkpoint))
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -70,30 +98,70 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read a checkpoint folder."""
+def load_checkpoint(folder: Path, device: torch.device | str = "cpu", verify: bool = True) -> Checkpoint:
+    """Read a checkpoint folder.
+
+    Args:
+        folder: what `save_checkpoint` wrote, or a folder of the zoo.
+        device: where the weights are put.
+        verify: compare the files with their checksums first; a folder that has none is read as it is.
+    """
+    config_of = _existing(folder)
+    if verify:
+        check_files(folder, (CONFIG, WEIGHTS))
     config = read_config(folder)
-    kind = config["model"].get("type") if isinstance(config.get("model"), dict) else None
-    if kind not in MODELS:
-        raise InputError(
-            f"a model among {', '.join(MODELS)} in {folder}", str(kind), "It was written by another version"
-        )
-    spec = from_json(Spec, config["spec"], "spec")
-    normalization = from_json(Normalization, config["normalization"], "normalization")
-    operator = Operator(from_json(MODELS[kind], config["model"], "model").build(spec), normalization)
-    _fill(operator, load_tensors(folder / WEIGHTS), folder)
+    stored = map_arrays(folder / WEIGHTS)
+    operator = _built(config, config_of, stored)
+    tensors = _copied(stored)
+    _refuse_not_finite(tensors, folder / WEIGHTS)
+    operator.load_state_dict(tensors)
     # What is trained on samples that memory does not hold is evaluated on such.
-    if chunk := ((config["recipe"] or {}).get("training") or {}).get("chunk"):
+    if chunk := _chunk(config.recipe, config_of):
         operator.chunked = InChunks(operator, chunk)
     return Checkpoint(
         operator=operator.to(device).eval(),
-        name=config["name"],
-        step=config["step"],
-        scores=config["scores"],
-        recipe=config["recipe"],
-        data=from_json(Card, config["data"], "data") if config["data"] else None,
-        provenance=config["provenance"],
+        name=config.name,
+        step=config.step,
+        scores=config.scores,
+        recipe=config.recipe,
+        data=config.data,
+        provenance=config.provenance,
     )
+
+
+def check_files(folder: Path, names: Iterable[str]) -> None:
+    """Refuse files of a checkpoint that differ from their checksums; older checkpoints have none, and pass.
+
+    Args:
+        folder: the checkpoint.
+        names: the files in it that are about to be read.
+    """
+    record = next((folder / name for name in (CHECKSUMS, MODEL_CARD) if (folder / name).is_file()), None)
+    if record is None:
+        return
+    content = read_json(record)
+    known = content.get("files") if isinstance(content, dict) else None
+    if not isinstance(known, dict):
+        raise InputError(f"an object `files` with the checksums of {folder} in {record}", repr(known)[:80], EDITED)
+    for name in names:
+        if wrong := changed_files(folder, {name: known.get(name)}):
+            raise InputError(
+                f"{folder / name} as it was written, with the SHA-256 in {record.name}",
+                wrong[0],
+                "It is damaged or was edited: copy it again. To use it as it is: load_checkpoint(folder, verify=False)"
+                + f", or delete {CHECKSUMS}" * (record.name == CHECKSUMS),
+            )
+
+
+def changed_files(folder: Path, checksums: Mapping[str, str | None]) -> list[str]:
+    """The files that differ from their checksums, each in a few words."""
+    wrong = []
+    for name, checksum in checksums.items():
+        if not (folder / name).is_file():
+            wrong.append(f"{name} is missing")
+        elif sha256(folder / name) != checksum:
+            wrong.append(f"{name} was changed")
+    return wrong
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -106,46 +174,144 @@ def run_of(checkpoint: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The JSON of a checkpoint, refused where it is foreign or of a newer version."""
+def _existing(folder: Path) -> Path:
+    """The path of config.json."""
     if not (folder / CONFIG).is_file():
         raise InputError(
             f"a checkpoint folder with {CONFIG} and {WEIGHTS}",
             str(folder),
             "Give a run folder, a checkpoint or a name",
         )
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    return folder / CONFIG
+
+
+def read_config(folder: Path) -> StoredConfig:
+    """The content of config.json, refused where it is foreign, of a newer version or incomplete."""
+    path = _existing(folder)
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"a checkpoint of this package in {folder}", "a foreign config.json", "Check the path")
-    if config["version"] > VERSION:
+    version = content.get("version")
+    if type(version) is not int or version < 1:
+        raise InputError(f"a version from 1 to {VERSION} in {path}", repr(version)[:80], EDITED)
+    if version > VERSION:
         raise InputError(
             f"a checkpoint of version {VERSION} or older in {folder}",
-            f"version {config['version']}",
+            f"version {version}",
             "It was written by a newer oformer; upgrade this one",
         )
-    return config
+    return from_json(StoredConfig, content, str(path))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, copied into memory."""
-    return {name: torch.from_numpy(array.copy()) for name, array in map_arrays(path).items()}
+    return _copied(map_arrays(path))
 
 
-def _fill(operator: Operator, tensors: dict[str, Tensor], folder: Path) -> None:
-    expected = operator.state_dict()
-    wrong = [n for n in expected if n not in tensors or tensors[n].shape != expected[n].shape]
-    if wrong or set(tensors) - set(expected):
+def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+
+def _built(config: StoredConfig, path: Path, stored: Mapping[str, np.ndarray]) -> Operator:
+    """The operator that config.json describes, refused where its sizes are not those of the stored weights."""
+    kind = config.model.get("type")
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise InputError(f"one of {', '.join(MODELS)} at `model.type` of {path}", repr(kind), EDITED)
+    room = sum(array.size for array in stored.values())
+    if (largest := max(_whole_numbers(config.model), default=0)) > room:
         raise InputError(
-            f"the weights that {CONFIG} describes in {folder}",
-            f"others ({(wrong or sorted(set(tensors) - set(expected)))[0]} and possibly more)",
-            "The two files do not belong together",
+            f"sizes at `model` of {path} that fit the {room:,} numbers of {WEIGHTS}", f"{largest:,}", EDITED
         )
-    operator.load_state_dict(tensors)
+    model = from_json(MODELS[kind], config.model, f"{path}.model")
+    try:
+        with _AtMost(room, path):
+            operator = Operator(model.build(config.spec), config.normalization)
+    except InputError:
+        raise
+    except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"a model that can be built from {path}", f"one that cannot: {error}", EDITED) from error
+    described = operator.state_dict()
+    for name in sorted({*described, *stored}):
+        there, asked = (_size(tensors[name]) if name in tensors else "absent" for tensors in (stored, described))
+        if there != asked:
+            raise InputError(
+                f"`{name}` in {WEIGHTS} as {path} describes it, {asked}",
+                there,
+                "The two files do not belong together, or one of them is damaged",
+            )
+    return operator
+
+
+def _size(tensor: Tensor | np.ndarray) -> str:
+    """The shape, and whether the numbers are whole; floats of any width are alike, since weights may be in float16."""
+    floats = tensor.is_floating_point() if isinstance(tensor, Tensor) else tensor.dtype.kind == "f"
+    return f"of {'floats' if floats else 'integers'} and shape {tuple(tensor.shape)}"
+
+
+def _whole_numbers(content: Any) -> Iterator[int]:
+    """All integers of a JSON content."""
+    if type(content) is int:
+        yield content
+    elif isinstance(content, dict | list):
+        for item in content.values() if isinstance(content, dict) else content:
+            yield from _whole_numbers(item)
+
+
+class _AtMost(TorchFunctionMode):
+    """Stop building a model that needs more numbers than are stored, before it fills the memory."""
+
+    def __init__(self, numbers: int, path: Path):
+        super().__init__()
+        self.left, self.path = numbers, path
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.empty:  # where layers begin: the system has not given the memory yet
+            self.left -= result.numel()
+            if self.left < 0:
+                raise InputError(f"a model in {self.path} that has the size of {WEIGHTS}", "a larger one", EDITED)
+        return result
+
+
+def _chunk(recipe: dict[str, Any] | None, path: Path) -> int | None:
+    """The setting `training.chunk` of a recipe."""
+    training = (recipe or {}).get("training")
+    chunk = training.get("chunk") if isinstance(training, dict) else None
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise InputError(f"a number of points or null at `recipe.training.chunk` of {path}", repr(chunk)[:80], EDITED)
+    return chunk
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor that holds NaN or infinity; None where there is none. Waits once for each device."""
+    by_device: dict[torch.device, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            # The smallest and the largest number tell it; a NaN is both.
+            finite = torch.stack(tensor.detach().aminmax()).isfinite().all()
+            by_device.setdefault(tensor.device, {})[name] = finite
+    answers = [(name, good) for found in by_device.values()
+               for name, good in zip(found, torch.stack(list(found.values())).tolist(), strict=True)]  # fmt: skip
+    return next((name for name, good in answers if not good), None)
+
+
+def _refuse_not_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    if name := not_finite(tensors):
+        raise InputError(
+            f"finite weights for {path}",
+            f"NaN or infinity in `{name}`",
+            "Its training diverged: use an earlier checkpoint, or train again at a lower rate",
+        )
 
 
 def parameter_count(operator: Operator) -> int:
     """Trainable parameters."""
     return sum(p.numel() for p in operator.model.parameters())
+
+
+def percent(score: Any, digits: int = 4) -> str:
+    """A score of a checkpoint, in which null stands for a number that is not finite."""
+    return f"{score:.{digits}%}" if isinstance(score, int | float) else "not a finite number"
 
 
 def in_python(checkpoint: Checkpoint, place: str) -> str:
@@ -211,8 +377,9 @@ def model_card(checkpoint: Checkpoint) -> str:
     if checkpoint.data is not None:
         lines.append(f"| data | {checkpoint.data.title} |")
     if "error" in scores:
-        lines.append(f"| test error (relative L2, mean over {scores['count']} samples) | {scores['error']:.4%} |")
-        lines.append(f"| median, worst | {scores['median']:.4%}, {scores['worst']:.4%} |")
+        mean, median, worst = (percent(scores.get(name)) for name in ("error", "median", "worst"))
+        lines.append(f"| test error (relative L2, mean over {scores.get('count')} samples) | {mean} |")
+        lines.append(f"| median, worst | {median}, {worst} |")
     lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items() if value is not None]
     lines += [
         "",

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union
 
 import tyro
 
-from oformer.errors import InputError, OutOfMemory, OutsideTraining, SolverDiverged, TrainingDiverged, unknown_name
+from oformer.errors import (
+    DamagedCheckpoint,
+    InputError,
+    OutOfMemory,
+    OutsideTraining,
+    SolverDiverged,
+    TrainingDiverged,
+    unknown_name,
+)
 from oformer.terminal import say, table
 
 if TYPE_CHECKING:
@@ -475,7 +483,7 @@ class Plot:
         from oformer.report import measure
         from oformer.results import card_pictures
 
-        card, recipe = read_card(folder), _recipe_of(read_config(folder)["recipe"], self.recipe)
+        card, recipe = read_card(folder), _recipe_of(read_config(folder).recipe, self.recipe)
         test = self._test_samples(recipe, None, device)
         sweep = [row for row in card.views if row.kind != "sparse"]  # sparse input has a figure of its own
         seen = measure(folder, test, sweep, device)
@@ -843,15 +851,19 @@ def _of_the_gpu(error: Exception) -> bool:
     return type(error).__module__.startswith("triton") or "CUDA error" in said or "Triton Error" in said
 
 
+_PLAIN = (OutsideTraining, DamagedCheckpoint)
+
+
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Print what an operator warns of as one sentence, without the line of Python that it came from."""
+    """Print our own warnings as one sentence, without the line of Python that it came from."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", OutsideTraining)
+        for category in _PLAIN:
+            warnings.simplefilter("always", category)
         show = warnings.showwarning
 
         def plainly(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, OutsideTraining):
+            if issubclass(category, _PLAIN):
                 print(f"oformer: {message}", file=sys.stderr)
             else:
                 show(message, category, *rest)

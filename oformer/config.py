@@ -59,6 +59,8 @@ def _wrong(where: str, expected: str, content: Any) -> InputError:
 
 def _read(kind: Any, content: Any, where: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return content
     if origin in (Union, types.UnionType):
         return _read_union(arguments, content, where)
     if origin is Literal:
@@ -83,11 +85,12 @@ def _read(kind: Any, content: Any, where: str) -> Any:
 
 
 def _read_union(arguments: tuple[Any, ...], content: Any, where: str) -> Any:
-    if isinstance(content, dict) and "type" in content:
-        by_name = {kind.__name__: kind for argument in arguments for kind in _with_subclasses(argument)}
-        if content["type"] not in by_name:
-            raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(by_name)), content["type"])
-        return _read(by_name[content["type"]], content, where)
+    by_name = {kind.__name__: kind for argument in arguments for kind in _with_subclasses(argument)}
+    if by_name and isinstance(content, dict) and "type" in content:
+        kind = content["type"]
+        if not isinstance(kind, str) or kind not in by_name:
+            raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(by_name)), kind)
+        return _read(by_name[kind], content, where)
     for argument in arguments:
         try:
             return _read(argument, content, where)

@@ -30,17 +30,25 @@ class SolverDiverged(RuntimeError):
 
 
 class TrainingDiverged(RuntimeError):
-    """The loss left the finite numbers."""
+    """The loss, the weights or the optimizer's moments left the finite numbers."""
 
-    def __init__(self, step: int, checkpoint: str):
+    def __init__(self, step: int, checkpoint: str, what: str = "The loss"):
         super().__init__(
-            f"The loss is no longer a finite number near step {step}. The last good state is {checkpoint}. "
+            f"{what} left the finite numbers near step {step}. The last good state is {checkpoint}. "
             "Lower the rate (--training.optimizer.rate), clip gradients, or look for outliers in the data."
         )
+        self._parts = step, checkpoint, what
+
+    def __reduce__(self) -> tuple[type["TrainingDiverged"], tuple[int, str, str]]:
+        return type(self), self._parts
 
 
 class OutsideTraining(UserWarning):
     """An operator is asked about what training has not shown it."""
+
+
+class DamagedCheckpoint(UserWarning):
+    """The newest checkpoint of a run cannot be read, and training goes on from an older one."""
 
 
 class OutOfMemory(RuntimeError):

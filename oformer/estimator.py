@@ -654,7 +654,7 @@ def _card(sample: Sample, names: tuple[str, ...]) -> Card:
 
 
 def _checkpoint(outcome: Outcome, recipe: Recipe, card: Card) -> Checkpoint:
-    scores = dataclasses.asdict(outcome.scores) if outcome.scores else {}
+    scores = outcome.scores.to_json() if outcome.scores else {}
     return Checkpoint(outcome.operator, recipe.name, outcome.step, scores, to_json(recipe), card)
 
 

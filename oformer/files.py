@@ -98,6 +98,17 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def finite_json(content: Any) -> Any:
+    """The content with null in place of NaN and infinity, which are not JSON."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: finite_json(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [finite_json(value) for value in content]
+    return content
+
+
 def read_json(path: Path) -> Any:
     """Read JSON, with a sentence instead of a stack trace where it is missing or broken."""
     try:

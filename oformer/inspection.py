@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from oformer.checkpoint import CONFIG, checkpoints, load_checkpoint, parameter_count
+from oformer.checkpoint import CONFIG, checkpoints, load_checkpoint, parameter_count, percent
 from oformer.data.importers import SUFFIXES, is_importable_folder, recognize
 from oformer.data.store import Store
 from oformer.errors import InputError
@@ -93,7 +93,9 @@ def _checkpoint(path: Path) -> str:
         f"queries   {'independent' if checkpoint.operator.model.queries_independent else 'influence each other'}",
     ]
     if "error" in scores:
-        lines.append(f"error     {scores['error']:.4%} (relative L2, mean over {scores['count']} test samples)")
+        lines.append(
+            f"error     {percent(scores['error'])} (relative L2, mean over {scores.get('count')} test samples)"
+        )
     return "\n".join(lines)
 
 

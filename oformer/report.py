@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oformer.analysis import resolution_sweep
-from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count
+from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count, percent
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field
@@ -159,9 +159,9 @@ def _summary(checkpoint: Checkpoint) -> page.Table:
     rows: list[tuple[str, str]] = []
     if "error" in scores:
         rows += [
-            (f"mean error over {scores['count']} test samples", f"{scores['error']:.3%}"),
-            ("median error", f"{scores['median']:.3%}"),
-            ("worst error", f"{scores['worst']:.3%}"),
+            (f"mean error over {scores.get('count')} test samples", percent(scores["error"], 3)),
+            ("median error", percent(scores.get("median"), 3)),
+            ("worst error", percent(scores.get("worst"), 3)),
         ]
     if checkpoint.recipe and checkpoint.recipe["paper"]:
         rows.append(("in the paper", checkpoint.recipe["paper"]))

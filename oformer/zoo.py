@@ -31,7 +31,14 @@ from oformer.cards import (
     values_checksum,
 )
 from oformer.checkpoint import CARD as PAGE
-from oformer.checkpoint import Checkpoint, load_checkpoint, parameter_count, save_checkpoint
+from oformer.checkpoint import (
+    CHECKSUMS,
+    Checkpoint,
+    changed_files,
+    load_checkpoint,
+    parameter_count,
+    save_checkpoint,
+)
 from oformer.config import from_json
 from oformer.errors import InputError
 from oformer.fields import Field
@@ -193,6 +200,7 @@ def _write(
     with new_folder(folder) as place:
         if checkpoint is not None:
             save_checkpoint(place, checkpoint)
+            (place / CHECKSUMS).unlink()  # the card holds them, and those of the journals
         for name, content in journals.items():
             write_bytes(place / name, content)
         kept = sorted(path for path in place.iterdir() if path.name != PAGE)
@@ -317,15 +325,13 @@ def damage(name: str) -> list[str]:
     """What is wrong with the files of a model, in words; nothing where they are as written and it predicts."""
     folder = find_checkpoint(f"zoo:{name}")
     card = read_card(folder)
-    wrong = []
-    for file, checksum in card.files.items():
-        if not (folder / file).is_file():
-            wrong.append(f"{file} is missing")
-        elif sha256(folder / file) != checksum:
-            wrong.append(f"{file} was changed")
-    if wrong:
+    if wrong := changed_files(folder, card.files):
         return wrong
-    values = _any_prediction(Predictor(folder, "cpu", warn=False))
+    try:
+        predictor = Predictor(folder, "cpu", warn=False)
+    except InputError as error:
+        return [str(error)]
+    values = _any_prediction(predictor)
     return [] if torch.isfinite(values).all() else ["it predicts numbers that are not finite"]
 
 

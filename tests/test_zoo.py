@@ -274,14 +274,24 @@ def test_a_changed_or_missing_file_is_noticed_at_once(here, file, capsys):
         assert zoo.damage("tiny") == [f"{file} is missing"]
 
 
-def test_an_operator_that_predicts_nonsense_is_noticed(here):
+def test_weights_that_are_not_finite_are_noticed(here):
     path = here / "tiny" / WEIGHTS
     arrays = {name: array.copy() for name, array in map_arrays(path).items()}
     next(array for name, array in arrays.items() if name.startswith("model.")).fill(np.nan)
     save_arrays(path, arrays)
     card = read_card(here / "tiny")
     rewrite(here / "tiny", files={**card.files, WEIGHTS: sha256(path)})
-    assert zoo.damage("tiny") == ["it predicts numbers that are not finite"]
+    (wrong,) = zoo.damage("tiny")
+    assert "NaN or infinity in `model." in wrong
+
+
+def test_damage_of_a_shipped_operator_is_refused_before_it_answers(here):
+    path = here / "tiny" / WEIGHTS
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"model\.safetensors as it was written, with the SHA-256 in card\.json"):
+        load_checkpoint(here / "tiny")
+    assert load_checkpoint(here / "tiny", verify=False).name == "tiny"
 
 
 def test_a_card_of_another_version_is_one_sentence(here):

@@ -1,5 +1,6 @@
 """One table of errors for a split, in physical units."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
 from oformer.errors import InputError
 from oformer.fields import Batch
+from oformer.files import finite_json
 from oformer.metrics import relative, squared
 from oformer.models.base import Operator
 from oformer.problems.base import Problem
@@ -67,11 +69,26 @@ class Scores:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> "Scores":
-        """From what `dataclasses.asdict` made of them."""
-        momentum = content.get("momentum")
+        """From what `to_json` or `dataclasses.asdict` made of them."""
+        optional = ("mean_squared_scaled", "momentum")
+        known = {n: value if value is None and n in optional else _number(value) for n, value in content.items()}
+        momentum = known.get("momentum")
         if momentum is not None and "as_released" not in momentum:  # older files had means of roots in its place
             momentum = None
-        return cls(**{**content, "momentum": Momentum(**momentum) if momentum else None})
+        return cls(**{**known, "momentum": Momentum(**momentum) if momentum else None})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: a number that is not finite is null."""
+        return finite_json(dataclasses.asdict(self))
+
+
+def _number(content: Any) -> Any:
+    """NaN in place of each null of a JSON content."""
+    if isinstance(content, dict):
+        return {name: _number(value) for name, value in content.items()}
+    if isinstance(content, list):
+        return [_number(value) for value in content]
+    return math.nan if content is None else content
 
 
 def errors(

@@ -3,13 +3,12 @@
 import contextlib
 import importlib.util
 import json
-import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from oformer.files import write_text
+from oformer.files import finite_json, write_text
 
 JOURNAL = "journal.jsonl"
 
@@ -33,7 +32,7 @@ class Journal:
 
     def write(self, kind: str, step: int, **content: Any) -> None:
         """Append a record and hand it to the operating system at once."""
-        self.file.write(json.dumps({"kind": kind, "step": step, **_finite(content)}) + "\n")
+        self.file.write(json.dumps({"kind": kind, "step": step, **finite_json(content)}) + "\n")
         self.file.flush()
         if self.board is not None and kind in ("train", "evaluate"):
             for name, value in content.items():
@@ -45,17 +44,6 @@ class Journal:
         self.file.close()
         if self.board is not None:
             self.board.close()
-
-
-def _finite(content: Any) -> Any:
-    """JSON knows no NaN: write null instead of a line that others cannot read."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {name: _finite(value) for name, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return content
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:

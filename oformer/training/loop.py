@@ -16,6 +16,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,20 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from oformer.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_tensors, parameter_count, save_checkpoint
+from oformer.checkpoint import (
+    Checkpoint,
+    check_files,
+    checkpoints,
+    load_checkpoint,
+    load_tensors,
+    not_finite,
+    parameter_count,
+    save_checkpoint,
+)
 from oformer.config import differences, from_json, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader, few_sizes, padded
-from oformer.errors import InputError, OutOfMemory, TrainingDiverged
+from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
@@ -148,7 +158,7 @@ def train(
                 # A signal or a clock reaches ranks at different steps; what one wants, all do at this step.
                 wish = _WISHES[ranks.highest(_WISHES.index(asked.name or ("time" if out_of_time else "")))]
                 stop = last or out_of_patience or bool(wish)
-                if ranks.first and (state.step % settings.checkpoint_every == 0 or stop):
+                if state.step % settings.checkpoint_every == 0 or stop:
                     _save(recipe, state, folder, data[0], device, ranks)
                 if stop:
                     reason = "finished" if last else "patience" if out_of_patience else wish
@@ -245,18 +255,16 @@ def _claim(folder: Path, recipe: Recipe, own: Path | None) -> None:
 
 def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.device, ranks: Ranks) -> _State:
     """A fresh state, or that of the newest checkpoint."""
-    found = checkpoints(folder)
-    if found:
-        operator = load_checkpoint(found[-1]).operator
+    saved = ranks.first_then_others(lambda: _newest_intact(folder))
+    if saved is not None:
+        operator = saved.operator
         if operator.spec != data.spec:
             raise InputError(
                 f"data of the shape that {folder} was begun with", str(data.spec), f"It was {operator.spec}"
             )
-        tensors, progress = load_tensors(found[-1] / STATE), read_json(found[-1] / PROGRESS)
     else:
         torch.manual_seed(recipe.training.seed)
         operator = Operator(recipe.model.build(data.spec), recipe.normalization).fit(data)
-        tensors, progress = {}, {}
     settings = recipe.training
     operator.to(device).train()
     operator.model.recompute = settings.recompute
@@ -264,26 +272,81 @@ def _begin(recipe: Recipe, folder: Path, data: PointDataset, device: torch.devic
     stepper = Stepper(operator, settings, device, ranks)
     descent = Descent(operator, settings.optimizer, stepper.recorder())
     state = _State(operator, stepper, descent, Average(operator, settings.ema) if settings.ema else None)
-    if found:
-        _restore(state, tensors, progress)
+    if saved is not None:
+        _restore(state, saved)
     return state
 
 
-def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class _Progress:
+    """The content of training.json."""
+
+    step: int
+    minutes: float
+    best: float | None
+    evaluations_since_best: int
+    average_updates: int
+    scores: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A checkpoint with all that is needed to go on."""
+
+    folder: Path
+    operator: Operator
+    tensors: dict[str, Tensor]
+    progress: _Progress
+
+
+def _newest_intact(folder: Path) -> _Saved | None:
+    """The newest checkpoint of a run that can be read; damaged newer ones are put aside under another name."""
+    refused: dict[Path, InputError] = {}
+    for path in reversed(checkpoints(folder)):
+        try:
+            saved = _read(path)
+        except InputError as error:
+            refused[path] = error
+            continue
+        for damaged, error in refused.items():
+            aside = damaged.with_name(f"damaged-{damaged.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            damaged.rename(aside)
+            warnings.warn(f"{error} Training goes on from {path}; the other is kept as {aside}", DamagedCheckpoint, 2)
+        return saved
+    if refused:
+        raise next(iter(refused.values()))
+    return None
+
+
+def _read(path: Path) -> _Saved:
+    """A checkpoint whose files are as they were written."""
+    check_files(path, (STATE, PROGRESS))
+    operator, tensors = load_checkpoint(path).operator, load_tensors(path / STATE)
+    if name := not_finite(tensors):
+        raise InputError(f"finite numbers in {path / STATE}", f"NaN or infinity in `{name}`", "Its training diverged")
+    progress = from_json(_Progress, read_json(path / PROGRESS), str(path / PROGRESS))
+    return _Saved(path, operator, tensors, progress)
+
+
+def _restore(state: _State, saved: _Saved) -> None:
+    """Go on where a checkpoint was written."""
     groups: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        group, rest = name.split("/", 1)
+    for name, tensor in saved.tensors.items():
+        group, _, rest = name.partition("/")
         groups.setdefault(group, {})[rest] = tensor
+    progress = saved.progress
+    _check_state(state, groups, saved.folder / STATE)
     state.descent.load(groups.get("optimizer", {}))
     if state.average is not None:
         # The checkpoint's own weights are the average; the weights that training moves lie in the state.
-        state.average.updates = progress["average_updates"]
+        state.average.updates = progress.average_updates
         with torch.no_grad():
             for i, parameter in enumerate(state.average.parameters):
                 parameter.copy_(groups["weights"][str(i)])
-    state.step, state.minutes, state.best = progress["step"], progress["minutes"], progress["best"]
-    state.evaluations_since_best = progress["evaluations_since_best"]
-    state.scores = Scores.of(progress["scores"]) if progress["scores"] else None
+    state.step, state.minutes, state.best = progress.step, progress.minutes, progress.best
+    state.evaluations_since_best = progress.evaluations_since_best
+    state.scores = Scores.of(progress.scores) if progress.scores else None
     if state.stepper.scale is not None and "scale" in groups:
         state.stepper.scale.value.copy_(groups["scale"]["value"])
     torch.set_rng_state(groups["random"]["cpu"])
@@ -291,27 +354,60 @@ def _restore(state: _State, tensors: dict[str, Tensor], progress: dict[str, Any]
         torch.cuda.set_rng_state(groups["random"]["cuda"])
 
 
+def _check_state(state: _State, groups: dict[str, dict[str, Tensor]], path: Path) -> None:
+    """Refuse the tensors of a training state that are not of this model and its optimizer."""
+    needed = {"random/cpu": torch.get_rng_state().shape}
+    if state.average is not None:
+        needed |= {f"weights/{i}": parameter.shape for i, parameter in enumerate(state.average.parameters)}
+    if "scale" in groups:
+        needed["scale/value"] = torch.Size()
+    owners = {
+        f"{n}.{index}": parameter.shape
+        for n, optimizer in enumerate(state.descent.optimizers)
+        for index, parameter in enumerate(optimizer.param_groups[0]["params"])
+    }
+    for moment, tensor in groups.get("optimizer", {}).items():
+        owner = owners.get(moment.rpartition(".")[0])
+        needed[f"optimizer/{moment}"] = tensor.shape if owner is not None and not tensor.ndim else owner
+    for name, shape in needed.items():
+        group, _, rest = name.partition("/")
+        found = groups.get(group, {}).get(rest)
+        if found is None or found.shape != shape:
+            raise InputError(
+                f"`{name}` in {path} {'of a parameter of this model' if shape is None else f'of shape {tuple(shape)}'}",
+                "none" if found is None else f"shape {tuple(found.shape)}",
+                "The file is damaged or of another run",
+            )
+
+
 def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, device: torch.device, ranks: Ranks) -> None:
-    """Write a checkpoint with all that is needed to go on, then let the oldest go."""
+    """Write a checkpoint with all that is needed to go on, then let the oldest go.
+
+    All ranks call it, the first one writes. Nothing is written, and nothing let go, once training has diverged.
+    """
     tensors = {f"optimizer/{name}": tensor for name, tensor in state.descent.state().items()}
+    if state.stepper.scale is not None:
+        tensors["scale/value"] = state.stepper.scale.value
+    _refuse_diverged(state, tensors, folder, ranks)
+    if not ranks.first:
+        return
     tensors["random/cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["random/cuda"] = torch.cuda.get_rng_state()
     if state.average is not None:
         tensors.update({f"weights/{i}": p for i, p in enumerate(state.average.parameters)})
-    if state.stepper.scale is not None:
-        tensors["scale/value"] = state.stepper.scale.value
-    progress = {
-        "step": state.step,
-        "minutes": state.minutes,
-        "best": state.best,
-        "evaluations_since_best": state.evaluations_since_best,
-        "average_updates": state.average.updates if state.average else 0,
-        "scores": dataclasses.asdict(state.scores) if state.scores else None,
-    }
+    scores = state.scores.to_json() if state.scores else None
+    progress = _Progress(
+        step=state.step,
+        minutes=state.minutes,
+        best=state.best,
+        evaluations_since_best=state.evaluations_since_best,
+        average_updates=state.average.updates if state.average else 0,
+        scores=scores,
+    )
     extra = {
         STATE: save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}),
-        PROGRESS: (json.dumps(progress, indent=2) + "\n").encode(),
+        PROGRESS: (json.dumps(dataclasses.asdict(progress), indent=2, allow_nan=False) + "\n").encode(),
     }
     with state.average.applied() if state.average else contextlib.nullcontext():
         save_checkpoint(
@@ -320,7 +416,7 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
                 operator=state.operator,
                 name=recipe.name,
                 step=state.step,
-                scores=dataclasses.asdict(state.scores) if state.scores else {},
+                scores=scores or {},
                 recipe=to_json(recipe),
                 data=data.card,
                 provenance=_provenance(recipe, state, data, device, ranks),
@@ -329,6 +425,21 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
         )
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old)
+
+
+def _refuse_diverged(state: _State, moments: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
+    """Stop all ranks where the weights, their average or the moments of one of them hold NaN or infinity."""
+    average = enumerate(state.average.shadow) if state.average else ()
+    name = not_finite({**state.operator.state_dict(), **moments, **{f"average/{i}": t for i, t in average}})
+    if ranks.highest(int(name is not None)):
+        what = f"The tensor `{name}`" if name else "A tensor of another rank"
+        raise TrainingDiverged(state.step, _last_good(folder), what)
+
+
+def _last_good(folder: Path) -> str:
+    """The newest checkpoint, in words: none is written of what is not finite."""
+    newest = checkpoints(folder)
+    return str(newest[-1]) if newest else "the start"
 
 
 def _loader(recipe: Recipe, data: PointDataset, state: _State, device: torch.device, ranks: Ranks) -> Loader:
@@ -386,8 +497,7 @@ def _log(
     means = (ranks.sum(torch.stack(list(numbers.values()))) / ranks.world).tolist()
     written = dict(zip(numbers, means, strict=True))
     if not math.isfinite(written["loss"]):
-        newest = checkpoints(folder)
-        raise TrainingDiverged(state.step, str(newest[-1]) if newest else "the start")
+        raise TrainingDiverged(state.step, _last_good(folder))
     factor, _ = recipe.training.schedule.at(state.step - 1, recipe.training.steps)
     rate = recipe.training.optimizer.rate * factor
     now = time.monotonic()
@@ -407,7 +517,7 @@ def _evaluate(
     with state.average.applied() if state.average else contextlib.nullcontext():
         scores = summarize(errors_of(state.operator, test, region=recipe.training.loss.region, ranks=ranks))
     state.scores = scores
-    better = state.best is None or scores.error < state.best
+    better = math.isfinite(scores.error) and (state.best is None or scores.error < state.best)
     state.best = scores.error if better else state.best
     state.evaluations_since_best = 0 if better else state.evaluations_since_best + 1
     if journal is not None:

@@ -313,8 +313,9 @@ def diverged(rank: int, recipe: Recipe, folder: Path, store: Path) -> int:
     return int(str(caught.value).split("near step ")[1].split(".")[0])
 
 
-def test_divergence_ends_all_ranks_at_one_step(two, tmp_path, store):
-    recipe = tiny_recipe(optimizer=Optimizer(rate=1e30), ema=None)
+@pytest.mark.parametrize("log_every", [1, 40])  # seen in the loss; seen in the weights when they are to be saved
+def test_divergence_ends_all_ranks_at_one_step(two, tmp_path, store, log_every):
+    recipe = tiny_recipe(optimizer=Optimizer(rate=1e30), ema=None, log_every=log_every, checkpoint_every=4)
     steps = two(diverged, recipe, tmp_path, store)
     assert steps[0] == steps[1]
 

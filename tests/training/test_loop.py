@@ -1,6 +1,8 @@
 """The loop: resumed equals uninterrupted, nothing is lost, and it learns."""
 
 import dataclasses
+import json
+import math
 import os
 import random
 import shutil
@@ -15,11 +17,11 @@ import torch
 
 from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
-from oformer.data.dataset import View
-from oformer.errors import InputError, OutOfMemory, TrainingDiverged
-from oformer.files import read_json, write_json
+from oformer.data.dataset import PointDataset, View
+from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
+from oformer.files import read_json, save_arrays, write_json
 from oformer.training import loop
-from oformer.training.evaluate import evaluate
+from oformer.training.evaluate import Momentum, Scores, evaluate, summarize
 from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
 from oformer.training.losses import Loss
@@ -243,6 +245,142 @@ def test_divergence_is_named_and_the_last_good_state_stays(tmp_path, splits):
     with pytest.raises(TrainingDiverged, match="finite"):
         run(recipe, tmp_path, splits)
     shutil.rmtree(tmp_path)
+
+
+def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, splits, monkeypatch):
+    """What is not finite is neither saved nor called the last good state, and nothing goes to make room for it."""
+    recipe = tiny_recipe(checkpoint_every=2, log_every=40, evaluate_every=40)
+    descend = loop._descend
+
+    def spoilt(recipe, state, batch, ranks):
+        numbers = descend(recipe, state, batch, ranks)
+        if state.step == 8:
+            with torch.no_grad():
+                state.operator.model.lift.layers[0].weight[0, 0] = torch.nan
+        return numbers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_descend", spoilt)
+        with pytest.raises(TrainingDiverged, match=r"model\.lift\.layers\.0\.weight.* near step 10.*00000008"):
+            run(recipe, tmp_path, splits)
+    assert [p.name for p in checkpoints(tmp_path)] == ["00000006", "00000008"]
+    assert run(recipe, tmp_path, splits).finished
+
+
+@pytest.mark.parametrize("where", ["exp_avg_sq", "shadow"])
+def test_moments_and_average_that_are_not_finite_are_not_saved(tmp_path, splits, monkeypatch, where):
+    descend = loop._descend
+
+    def spoilt(recipe, state, batch, ranks):
+        numbers = descend(recipe, state, batch, ranks)
+        moments = next(iter(state.descent.adam.state.values()))["exp_avg_sq"]
+        (state.average.shadow[0] if where == "shadow" else moments).fill_(torch.inf)
+        return numbers
+
+    monkeypatch.setattr(loop, "_descend", spoilt)
+    with pytest.raises(TrainingDiverged, match=rf"`.*({where}|average/0)` left .*The last good state is the start"):
+        run(tiny_recipe(checkpoint_every=1, log_every=40), tmp_path, splits)
+    assert not checkpoints(tmp_path)
+
+
+def spoiled_targets(data, factor):
+    samples = [dataclasses.replace(sample, target=sample.target * factor) for sample in data]
+    return PointDataset(samples, spec=data.spec, card=data.card)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e25])
+def test_scores_that_are_not_finite_break_no_save(tmp_path, splits, factor):
+    held_out = (splits[0], spoiled_targets(splits[1], factor))
+    recipe = tiny_recipe(steps=4, evaluate_every=2, checkpoint_every=2, patience=5)
+    outcome = run(recipe, tmp_path, held_out)
+    assert outcome.finished
+    again = run(recipe, tmp_path, held_out)  # from the checkpoint
+    assert again.scores.to_json() == outcome.scores.to_json()
+    assert Scores.of(json.loads(json.dumps(outcome.scores.to_json(), allow_nan=False))).count == 4
+    assert "test error" in (checkpoints(tmp_path)[-1] / "README.md").read_text()
+
+
+def test_scores_without_finite_numbers_are_null_and_come_back_as_nan():
+    nan = float("nan")
+    scores = Scores(2, nan, 0.5, float("inf"), 1, nan, [nan, 1.0], [0.1], None, Momentum(nan, 0.1, 0.2))
+    written = json.dumps(scores.to_json(), allow_nan=False)
+    back = Scores.of(json.loads(written))
+    assert json.dumps(back.to_json()) == written
+    assert math.isnan(back.error)
+    assert math.isnan(back.by_step[0])
+    assert (back.median, back.mean_squared_scaled, back.momentum.relative) == (0.5, None, 0.1)
+
+
+def test_only_a_finite_error_is_the_best(tmp_path, splits, monkeypatch):
+    found = iter([float("nan"), 0.5, float("nan"), 0.7])
+
+    def scored(errors):
+        return dataclasses.replace(summarize(errors), error=next(found))
+
+    monkeypatch.setattr(loop, "summarize", scored)
+    run(tiny_recipe(steps=8, evaluate_every=2), tmp_path, splits)
+    progress = read_json(checkpoints(tmp_path)[-1] / loop.PROGRESS)
+    assert (progress["best"], progress["evaluations_since_best"]) == (0.5, 2)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", loop.PROGRESS])
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, splits, name):
+    recipe = tiny_recipe(steps=12, checkpoint_every=4)
+    run(recipe, tmp_path / "whole", splits)
+    run(recipe, tmp_path / "cut", splits)
+    newest = checkpoints(tmp_path / "cut")[-1]
+    content = bytearray((newest / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (newest / name).write_bytes(content)
+    with pytest.warns(DamagedCheckpoint, match=rf"{name} was changed.*goes on from .*00000008.*damaged-00000012"):
+        assert run(recipe, tmp_path / "cut", splits).finished
+    assert same_state(tmp_path / "whole", tmp_path / "cut")
+    assert (newest.with_name("damaged-00000012") / name).read_bytes() == content
+    assert [p.name for p in checkpoints(tmp_path / "cut")] == ["00000008", "00000012"]
+
+
+def test_where_every_checkpoint_is_damaged_a_run_is_not_begun_anew(tmp_path, splits):
+    recipe = tiny_recipe(steps=8, checkpoint_every=4)
+    run(recipe, tmp_path, splits)
+    for path in checkpoints(tmp_path):
+        (path / STATE).write_bytes(b"")
+    with pytest.raises(InputError, match=rf"00000008/{STATE} as it was written"):
+        run(recipe, tmp_path, splits)
+    assert len(checkpoints(tmp_path)) == 2
+
+
+def rewritten_state(folder, change):
+    """Change the training state of the newest checkpoint, which then has no checksums."""
+    newest = checkpoints(folder)[-1]
+    tensors, progress = load_tensors(newest / STATE), read_json(newest / loop.PROGRESS)
+    change(tensors, progress)
+    save_arrays(newest / STATE, {name: tensor.numpy() for name, tensor in tensors.items()})
+    write_json(newest / loop.PROGRESS, progress)
+    for path in checkpoints(folder):
+        if path == newest:
+            (path / "checksums.json").unlink()
+        else:
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, progress: tensors.pop("random/cpu"), "`random/cpu`"),
+        (lambda tensors, progress: tensors.pop("weights/3"), "`weights/3`.*got none"),
+        (lambda tensors, progress: tensors.update({"weights/3": torch.zeros(2, 2)}), r"`weights/3`.*shape \(2, 2\)"),
+        (lambda tensors, progress: tensors.update({"optimizer/0.0.exp_avg": torch.ones(7)}), "`optimizer/0.0.exp_avg`"),
+        (lambda tensors, progress: tensors.update({"optimizer/7": torch.ones(7)}), "`optimizer/7`"),
+        (lambda tensors, progress: tensors.update({"weights/3": torch.tensor([torch.nan])}), "NaN .*`weights/3`"),
+        (lambda tensors, progress: progress.pop("best"), "missing best"),
+        (lambda tensors, progress: progress.update(step="ten"), r"training\.json\.step.*'ten'"),
+    ],
+)
+def test_a_state_that_contradicts_its_model_is_one_sentence(tmp_path, splits, change, message):
+    run(tiny_recipe(steps=2, checkpoint_every=2), tmp_path, splits)
+    rewritten_state(tmp_path, change)
+    with pytest.raises(InputError, match=message):
+        run(tiny_recipe(steps=2, checkpoint_every=2), tmp_path, splits)
 
 
 def test_patience_stops_a_run_that_no_longer_improves(tmp_path, splits):
