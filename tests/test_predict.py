@@ -137,6 +137,27 @@ def test_bfloat16_is_near_and_torch_is_left_as_it_was(tiny_data):
     assert torch.get_float32_matmul_precision() == before
 
 
+MISSPELLED = """
+from oformer import Predictor
+from oformer.errors import InputError
+from oformer.training.recipe import Training
+
+for mistaken in (lambda: Predictor("burgers-demo", "cpu", precision="fp16"), lambda: Training(1, precision="fp16")):
+    try:
+        mistaken()
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_a_precision_that_does_not_exist_is_refused_with_the_choices():
+    """It was computed in float32 without a word. In a process of its own: the type checks of the tests refuse it."""
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", MISSPELLED], cwd=root, capture_output=True, text=True)
+    words = "`fp16`. Did you mean `float16`? Choices: bfloat16, float16, float32, tf32."
+    assert done.stdout.count(words) == 2, done.stderr
+
+
 def test_memory_must_be_some(tiny_data):
     with pytest.raises(InputError, match="above zero"):
         predictor_of(tiny_data, {"memory_gb": 0.0})

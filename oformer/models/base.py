@@ -7,14 +7,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oformer.errors import InputError
+from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Field, Sample, Spec, check_field
 from oformer.moments import Moments
 from oformer.nn.feedforward import in_full
@@ -25,8 +25,15 @@ from oformer.nn.rotary import expanded, once_per_grid
 # bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.
 # Phases, statistics, norms, residuals, losses, weights and their moments are float32 under each.
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
-AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Values = Literal["none", "scalar", "channel", "max-abs", "pointwise"]
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """The type that a model computes in under autocast; None where it stays in float32."""
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", precision, get_args(Precision))
+    return _AUTOCAST.get(precision)
 
 
 @contextlib.contextmanager
