@@ -17,6 +17,7 @@ from oformer.fields import Card, Spec
 from oformer.files import map_arrays, new_folder, read_json, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
+from oformer.moments import Seen
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
@@ -63,6 +64,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
         "model": to_json(operator.model.config),
         "spec": to_json(operator.spec),
         "normalization": to_json(operator.normalization),
+        "seen": to_json(operator.seen),
         "scores": checkpoint.scores,
         "data": to_json(checkpoint.data),
         "recipe": checkpoint.recipe,
@@ -81,6 +83,8 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     spec = from_json(Spec, config["spec"], "spec")
     normalization = from_json(Normalization, config["normalization"], "normalization")
     operator = Operator(from_json(MODELS[kind], config["model"], "model").build(spec), normalization)
+    # Not there in what was written before inputs were compared with those of training.
+    operator.seen = from_json(Seen, config["seen"], "seen") if config.get("seen") else None
     _fill(operator, load_tensors(folder / WEIGHTS), folder)
     # What is trained on samples that memory does not hold is evaluated on such.
     if chunk := ((config["recipe"] or {}).get("training") or {}).get("chunk"):
