@@ -20,6 +20,7 @@ from oformer.fields import Card, Spec
 from oformer.files import map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
+from oformer.moments import Seen
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
@@ -58,6 +59,7 @@ class StoredConfig:
     data: Card | None
     recipe: dict[str, Any] | None
     provenance: dict[str, Any]
+    seen: Seen | None = None  # absent from what was written before inputs were compared with those of training
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, extra: dict[str, bytes] | None = None) -> None:
@@ -91,6 +93,7 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
         "model": to_json(operator.model.config),
         "spec": to_json(operator.spec),
         "normalization": to_json(operator.normalization),
+        "seen": to_json(operator.seen),
         "scores": checkpoint.scores,
         "data": to_json(checkpoint.data),
         "recipe": checkpoint.recipe,
@@ -115,6 +118,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu", verify: bo
     tensors = _copied(stored)
     _refuse_not_finite(tensors, folder / WEIGHTS)
     operator.load_state_dict(tensors)
+    operator.seen = config.seen
     # What is trained on samples that memory does not hold is evaluated on such.
     if chunk := _chunk(config.recipe, config_of):
         operator.chunked = InChunks(operator, chunk)

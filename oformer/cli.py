@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_type_hints
 
 import tyro
 
@@ -41,7 +42,19 @@ SILENCE = 10.0
 TRUTHS = ("true", "false")
 HELP = frozenset({"-h", "--help"})
 
+
+@dataclass(frozen=True)
+class Within:
+    """The numbers that an option takes, as a mark of its type; they are finite, and whole ones fit into 64 bits."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
 Device = Literal["auto", "cpu", "cuda"]
+Count = Annotated[int, Within(1)]
+CountOrNone = Annotated[int, Within(0)]
+Positive = Annotated[float, Within(sys.float_info.min)]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -97,11 +110,11 @@ class Generate:
     name: Name
     """A recipe (burgers-2048) or the Python file of one, a problem (darcy, navier-stokes, airfoil...), or one of its
     instances (ns2, ns-mix)."""
-    count: int | None = None
+    count: Count | None = None
     """Samples in all; by default those of the recipe, or 1000."""
-    train: int | None = None
+    train: CountOrNone | None = None
     """The first so many are for training and the others for testing; by default as the recipe says, or nine tenths."""
-    seed: int | None = None
+    seed: CountOrNone | None = None
     """Of the dataset; by default that of the recipe, or 0."""
     out: Path | None = None
     """The dataset's folder; by default one under datasets/."""
@@ -109,9 +122,9 @@ class Generate:
     shard: str | None = None
     """i/n makes the i-th of n shares (from 0), for several processes or machines on one disk; under torchrun, by
     default, that of the rank."""
-    batch: int | None = None
+    batch: Count | None = None
     """Samples solved at once; by default 64 on a GPU, and fewer on a CPU where samples are large."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes on a CPU; by default one per core for a dataset of many parts."""
     storage: Literal["float32", "float16"] | None = None
     """How values are kept; the cost of float16 is measured and written in the card."""
@@ -135,9 +148,10 @@ class Generate:
             raise InputError(f"a problem in recipe `{self.name}`", "data alone", "Use a dataset of your own")
         rest = _without_truths(rest, settings)
         problem = tyro.cli(type(settings), default=settings, args=rest, prog=f"{_program()} generate {self.name}")
+        _check_numbers(problem)
         data = recipe.data if recipe else None
         train, test = (data.train, data.test) if data and self.count is None else (None, None)
-        count = self.count or (data.train + data.test if data else 1000)
+        count = self.count if self.count is not None else (data.train + data.test if data else 1000)
         seed = self.seed if self.seed is not None else data.seed if data else 0
         storage = self.storage or (data.storage if data else "float32")
         if self.train is not None:
@@ -177,10 +191,10 @@ class Import:
         "mesh", "arrays",
     ] | None = None  # fmt: skip
     """What the file is, instead of our guess."""
-    in_times: int | None = None
+    in_times: Count | None = None
     """How many frames of a trajectory are input; by default 10 (4 of an airfoil), or 1 where there are not
     more."""
-    stride: int | None = None
+    stride: Count | None = None
     """Keep one in so many frames of an airfoil's trajectory or of an XDMF series."""
     stored: Literal["velocity", "momentum"] | None = None
     """What to keep of the airfoil's "velocity", which in published files is momentum; by default the velocity."""
@@ -190,9 +204,9 @@ class Import:
     """And those that are to be predicted."""
     coords: str = ""
     """Arrays that are the points: one for all axes, or one for each."""
-    train: int | None = None
+    train: CountOrNone | None = None
     """The first so many samples are for training; by default all but the test samples."""
-    test: int | None = None
+    test: CountOrNone | None = None
     """The last so many samples are for testing; by default a tenth."""
     test_file: Path | None = None
     """Take the test samples from another file of the same layout; by default all of them."""
@@ -304,10 +318,10 @@ class Evaluate:
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
     split: Literal["train", "test"] = "test"
-    samples: int | None = None
+    samples: Count | None = None
     """Only the first so many of the split."""
-    batch: int = 16
-    average: int = 1
+    batch: Count = 16
+    average: Count = 1
     """Also measure the mean of predictions under so many exact symmetries of the problem."""
     device: Device = "auto"
     json: bool = False
@@ -397,16 +411,17 @@ class Predict:
     """The .npz file."""
     queries: Path | None = None
     """A .npy of query points (queries, dim), or a .npz with `coords` and, where the model wants it, `values`."""
-    resolution: int | None = None
+    resolution: Count | None = None
     """Or so many points per axis over the box of the input (the period of a periodic problem)."""
-    times: int | None = None
+    times: Count | None = None
     out: Path = Path("prediction.npz")
+    """The .npz to write: `coords` and `values` of the answer."""
     plot: Path | None = None
     """Also draw it, on a line or in the plane."""
     device: Device = "auto"
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"
     """As trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16."""
-    memory_gb: float | None = None
+    memory_gb: Positive | None = None
     """GiB to compute in; by default most of what is free. More points than fit pass in chunks."""
 
     def run(self, rest: list[str]) -> int:
@@ -414,9 +429,14 @@ class Predict:
         import numpy as np
 
         from oformer.files import save_npz
+        from oformer.plots.style import picture_format
         from oformer.predict import Predictor, read_field
 
         _no_more(rest)
+        if self.out.suffix.lower() != ".npz":
+            raise InputError("a name that ends in .npz for --out", f"`{self.out}`", "Write --out prediction.npz")
+        if self.plot is not None:
+            picture_format(self.plot)  # refused before the time is spent
         device = None if self.device == "auto" else _device(self.device)
         predictor = Predictor(self.run_folder, device, precision=self.precision, memory_gb=self.memory_gb)
         field = read_field(self.input)
@@ -454,7 +474,7 @@ class Plot:
     recipe: str | None = None
     """The Python file that was trained, where the problem is your own."""
     datasets: Path = Path("datasets")
-    samples: int | None = None
+    samples: Count | None = None
     """Only the first so many test samples, where making all would take too long; what a card says is of all."""
     device: Device = "auto"
 
@@ -514,9 +534,9 @@ class Export:
     """A run folder, a checkpoint, or a trained operator by NAME or zoo:NAME (oformer zoo list)."""
     out: Path = Path("model.onnx")
     """The file; its ending chooses the format."""
-    times: int | None = None
+    times: Count | None = None
     """Steps that the file answers; by default as many as it was trained for."""
-    tolerance: float = 1e-4
+    tolerance: Positive = 1e-4
     """The largest relative difference from the operator."""
 
     def run(self, rest: list[str]) -> int:
@@ -621,13 +641,13 @@ class ZooVerify:
     """Trained operators; by default all."""
     quick: bool = False
     """Only recompute the checksums of the files, and see that they predict."""
-    samples: int | None = None
+    samples: Count | None = None
     """Only the first so many test samples, where all would take too long (Navier-Stokes on a CPU)."""
-    tolerance: float = 0.01
+    tolerance: Positive = 0.01
     """The largest relative difference."""
     datasets: Path = Path("datasets")
     """Where the test samples are kept."""
-    batch: int = 16
+    batch: Count = 16
     device: Device = "auto"
 
     def run(self, rest: list[str]) -> int:
@@ -669,12 +689,12 @@ class ZooAdd:
     """Write the card and the journals without the weights, into runs/."""
     finer: bool = False
     """Make the test samples at twice their resolution too, where they are not stored so finely."""
-    average: int = 1
+    average: Count = 1
     """Also measure the mean of predictions under so many exact symmetries of the problem."""
     zoo: Path | None = None
     """The folder to write into; by default the one in which names are looked up."""
     datasets: Path = Path("datasets")
-    batch: int | None = None
+    batch: Count | None = None
     """Samples at once; by default as in training."""
     device: Device = "auto"
 
@@ -723,7 +743,7 @@ class Serve:
     """Run folders, checkpoints, or names of trained operators; by default all that come with the package."""
     host: str = "127.0.0.1"
     """The address to listen at; the default is reached from this machine alone."""
-    port: int = 8760
+    port: Annotated[int, Within(0, 65535)] = 8760
     """0 takes a free one."""
     name: str | None = None
     """A host name besides localhost under which people reach it."""
@@ -875,12 +895,13 @@ def _plain_warnings() -> Iterator[None]:
 @_said_by_first_rank()
 def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that is asked for, and the arguments that only a recipe can understand."""
-    verb = COMMANDS.get(arguments[0]) if arguments else None
+    _check_words(arguments)
+    verb = _named("command", arguments, COMMANDS)
     if verb is Zoo:
-        verb = ZOO.get(arguments[1]) if len(arguments) > 1 else None
+        verb = _named("command of zoo", arguments[1:], ZOO)
     if verb is not None:
         arguments = _without_truths(arguments, verb)
-    return tyro.cli(
+    command, rest = tyro.cli(
         _either(COMMANDS),
         prog=_program(),
         description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
@@ -888,6 +909,58 @@ def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         args=arguments,
         return_unknown_args=True,
     )
+    _check_numbers(command.action if isinstance(command, Zoo) else command)
+    return command, rest
+
+
+def _named(kind: str, arguments: Sequence[str], commands: dict[str, type]) -> type | None:
+    """The command that the first argument names; None where it is an option or there is none."""
+    if not arguments or arguments[0].startswith("-"):
+        return None
+    if arguments[0] not in commands:
+        raise unknown_name(kind, arguments[0], commands)
+    return commands[arguments[0]]
+
+
+def _check_words(arguments: Sequence[str]) -> None:
+    """Refuse what no option means: nothing at all, as of a variable of the shell that is not set, and NUL."""
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if (equals or not option) and not value:
+            before = option or (arguments[place - 1] if place else "the command")
+            raise InputError(f"something after `{before}`", "an empty argument", "Give it a value or leave it out")
+        if "\0" in argument:
+            raise InputError("arguments without the character NUL", repr(argument), "Leave it out")
+
+
+def _check_numbers(settings: Any, prefix: str = "--") -> None:
+    """Refuse numbers that options of a dataclass, and of those that it holds, cannot have."""
+    kinds = get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        name, value = prefix + field.name.replace("_", "-"), getattr(settings, field.name)
+        limits = _limits(kinds[field.name])
+        for number in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(number):
+                _check_numbers(number, f"{name}.")
+            elif isinstance(number, (int, float)):
+                beyond = 2**63 if isinstance(number, int) else math.inf
+                if not (abs(number) < beyond and limits.low <= number <= limits.high):
+                    raise InputError(f"{_words(limits)} for `{name}`", str(number))
+
+
+def _limits(kind: Any) -> Within:
+    """The mark of a type, or of one in it."""
+    inside = (_limits(part) for part in get_args(kind))
+    return kind if isinstance(kind, Within) else next((found for found in inside if found != Within()), Within())
+
+
+def _words(limits: Within) -> str:
+    """What an option takes, as the beginning of a sentence."""
+    if limits.low == -math.inf:
+        return "a finite number of at most 64 bits"
+    if limits.high < math.inf:
+        return f"a number from {limits.low} to {limits.high}"
+    return f"a number of at least {limits.low}" if isinstance(limits.low, int) else "a finite number above zero"
 
 
 def _switches(settings: Any, prefix: str = "--") -> set[str]:
@@ -956,7 +1029,7 @@ def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "
     if not rest:
         return recipe
     paper = f"{recipe.paper}\n\n" if recipe.paper else ""
-    return tyro.cli(
+    changed = tyro.cli(
         Recipe,
         default=recipe,
         args=_without_truths(rest, recipe),
@@ -965,6 +1038,8 @@ def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "
         description=f"{paper}Every setting of this recipe, with its value. What `train` itself takes "
         f"(--out, --data, --device, --max-minutes...) is in: {_program()} train --help",
     )
+    _check_numbers(changed)
+    return changed
 
 
 def _recipe_for(data: Path | None) -> "Recipe":

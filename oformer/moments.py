@@ -1,12 +1,70 @@
 """Mean, spread and range of a stream of samples, in one pass."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
+from oformer.fields import Field
+
+Ranges = tuple[tuple[float, float], ...]  # the smallest and the largest number, for each channel
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the inputs of training were like: ranges over its samples, by which an input unlike them is recognized."""
+
+    samples: int
+    values: Ranges
+    means: Ranges  # of a sample, over its points and frames
+    spreads: Ranges  # standard deviations, likewise
+
+
+class SeenSoFar:
+    """The ranges of the samples that were added."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.samples = 0
+        self.low: Any = np.inf
+        self.high: Any = -np.inf
+
+    def add(self, input: Field) -> None:
+        """Take in the input of one sample, without a batch axis."""
+        field = input.to(torch.float64).batched()
+        mean, spread = mean_and_spread(field, torch.zeros((), dtype=torch.float64))
+        low, high = (extreme(field.values, (0, 1, 2)) for extreme in (torch.amin, torch.amax))
+        self.low = np.minimum(self.low, torch.stack([low, mean[0], spread[0]]).numpy())
+        self.high = np.maximum(self.high, torch.stack([high, mean[0], spread[0]]).numpy())
+        self.samples += 1
+
+    def ranges(self) -> Seen:
+        """All of them, with the digits that count: sums are rounded otherwise by other processors."""
+        values, means, spreads = (
+            tuple((float(f"{low:.6g}"), float(f"{high:.6g}")) for low, high in channels)
+            for channels in np.stack([self.low, self.high], -1).tolist()
+        )
+        return Seen(self.samples, values, means, spreads)
+
+
+def mean_and_spread(
+    field: Field, center: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "batch channels"], Float[Tensor, "batch channels"]]:
+    """Mean and standard deviation of each sample and channel, over points as they weigh and over frames.
+
+    Args:
+        field: with a batch axis.
+        center: a number near the mean, for all channels or each: digits are lost to what the mean lies away from it.
+    """
+    share = field.weights / (field.weights.sum(-1, keepdim=True) * field.values.shape[1])
+    apart = field.values - center
+    mean = torch.einsum("bp,btpc->bc", share, apart)
+    squares = torch.einsum("bp,btpc->bc", share, apart**2)
+    return mean + center, (squares - mean**2).clamp(min=0).sqrt()
 
 
 class Moments:

@@ -15,7 +15,7 @@ from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_nam
 from oformer.fields import Field, Spec, check_field, check_finite, how_to_turn
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
-from oformer.models.base import AUTOCAST, Precision, products_in, rollout
+from oformer.models.base import Precision, autocast_of, products_in, rollout
 from oformer.models.chunked import answered_in_chunks, answered_in_turn
 from oformer.models.ferry import Ferry
 from oformer.nn.rotary import once_per_grid
@@ -66,7 +66,7 @@ class Predictor:
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)
         )
         self.operator = self.checkpoint.operator.to(self.device).eval()
-        self.operator.autocast = AUTOCAST.get(precision)
+        self.operator.autocast = autocast_of(precision)
         self.precision: Precision = precision
         self.memory_gb, self.warn, self.differentiable = memory_gb, warn, differentiable
         model = self.operator.model

@@ -40,6 +40,17 @@ def test_save_load_same_answer_and_same_story(folder, tiny_data):
     assert loaded.data == Card("Burgers")
 
 
+def test_what_training_saw_is_kept_and_missing_in_what_is_older(folder):
+    path, operator = folder
+    assert operator.seen is not None
+    assert load_checkpoint(path).operator.seen == operator.seen
+    config = json.loads((path / CONFIG).read_text())
+    del config["seen"]
+    (path / CONFIG).write_text(json.dumps(config))
+    (path / CHECKSUMS).unlink()
+    assert load_checkpoint(path).operator.seen is None
+
+
 def test_the_folder_holds_readable_files_and_no_pickle(folder):
     path, operator = folder
     assert sorted(p.name for p in path.iterdir()) == ["README.md", "checksums.json", "config.json", "model.safetensors"]

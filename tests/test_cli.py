@@ -419,6 +419,23 @@ MISTAKES = {
     ),
     "no gpu": (["train", "burgers-512", "--device", "cuda"], "GPU"),
     "too few points": (["generate", "burgers", "--points", "20"], "modes"),
+    "unknown verb": (["trian"], "Did you mean `train`?"),
+    "help for an unknown verb": (["trian", "--help"], "Did you mean `train`?"),
+    "unknown verb of the zoo": (["zoo", "shwo", "--help"], "Did you mean `show`?"),
+    "no samples": (["generate", "burgers", "--count", "0"], "at least 1 for `--count`, got 0."),
+    "another format": (["predict", "burgers-demo", "x.npz", "--out", "a.vtu"], "ends in .npz for --out, got `a.vtu`"),
+    "another picture": (["predict", "burgers-demo", "x.npz", "--plot", "a.bmp"], "ends in .png, .svg or .pdf"),
+    "another precision": (["predict", "burgers-demo", "x.npz", "--precision", "fp16"], "'float16', 'bfloat16'"),
+    "infinite memory": (["predict", "burgers-demo", "x.npz", "--memory-gb", "inf"], "finite number above zero"),
+    "no memory": (["predict", "burgers-demo", "x.npz", "--memory-gb", "nan"], "`--memory-gb`, got nan"),
+    "beyond 64 bits": (["generate", "burgers", "--solver-points", "9" * 20], "64 bits for `--solver-points`, got 999"),
+    "an infinite rate": (["train", "burgers-demo", "--training.optimizer.rate", "inf"], "`--training.optimizer.rate`"),
+    "beyond all ports": (["serve", "--port", "99999"], "a number from 0 to 65535 for `--port`"),
+    "nothing of the zoo": (["zoo", "verify", "--samples", "0"], "at least 1 for `--samples`"),
+    "an empty path": (["generate", "burgers", "--out", ""], "something after `--out`, got an empty argument"),
+    "an empty path behind =": (["generate", "burgers", "--out="], "something after `--out`, got an empty argument"),
+    "an empty name": (["inspect", ""], "something after `inspect`, got an empty argument"),
+    "NUL": (["inspect", "a\0b"], "without the character NUL, got 'a\\x00b'"),
 }
 
 

@@ -19,10 +19,12 @@ from oformer import zoo
 from oformer.cards import CARD, DataRecord, ModelCard, SeedRun, card_page, other_views, read_card, training_command
 from oformer.checkpoint import WEIGHTS, load_checkpoint
 from oformer.cli import _override, main, parse
+from oformer.config import from_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.files import map_arrays, save_arrays, sha256
+from oformer.meshes.grids import thinning
 from oformer.metrics import relative, squared
 from oformer.models import Operator
 from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
@@ -36,8 +38,9 @@ from oformer.training.datasets import open_data, open_test_samples, train_and_te
 from oformer.training.evaluate import Momentum, Scores, errors, evaluate
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
-from oformer.training.recipe import Data
+from oformer.training.recipe import Data, Recipe
 from tests.tiny import TINY_FLOW, tiny_recipe
+from tools.record_inputs import INPUT, seen_by
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -604,6 +607,43 @@ def test_the_zoo_is_small_and_whole(monkeypatch):
     for name in zoo_names():
         assert zoo.damage(name) == [], name
         assert read_card(zoo_folder() / name).name == name
+
+
+@pytest.mark.parametrize("name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-2048-plus", "darcy-141"])
+def test_operators_whose_scale_says_nothing_know_inputs_unlike_those_of_training(name, monkeypatch):
+    """And raise no alarm over test samples, neither whole nor at a quarter of their points."""
+    monkeypatch.delenv("OFORMER_ZOO", raising=False)
+    predictor = Predictor(zoo_folder() / name, "cpu")
+    recipe = from_json(Recipe, predictor.checkpoint.recipe, "recipe")
+    problem, data, points = recipe.problem, recipe.data, predictor.spec.grid
+    every = tuple(slice(None, None, n) for n in thinning(problem.spec.grid, points, problem.spec.periods is not None))
+    drawn = problem.draw(range(data.train, data.train + 8), data.seed)[INPUT[problem.name]]
+    values = drawn[(slice(None), *every)].reshape(8, 1, -1, 1).float()
+    low, high = predictor.operator.box
+    axes = [torch.linspace(float(a), float(b), n) for a, b, n in zip(low, high, points, strict=True)]
+    coords = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(points)).expand(8, -1, -1)
+
+    def outside(values, kept=slice(None)):
+        field = Field.of(coords[:, kept], values[:, :, kept])
+        return predictor.operator.outside(field, field)
+
+    quarter = torch.randperm(values.shape[2], generator=torch.Generator().manual_seed(0))[: values.shape[2] // 4]
+    assert outside(values) == outside(values, quarter) == []
+    assert "input channel 0 from" in outside(1e6 * values)[0]
+    moved = values + 0.5 if problem.name == "burgers" else 0.5 * values
+    assert outside(moved)[0].startswith("the mean of input channel 0 from ")
+    even = torch.full_like(values, 7.0)
+    assert "input channel 0 from" in outside(even)[0]
+
+
+def test_inputs_that_are_drawn_again_are_those_that_a_new_run_records():
+    demo = RECIPES["burgers-demo"]
+    recipe = dataclasses.replace(demo, data=dataclasses.replace(demo.data, train=6))
+    samples = PointDataset(recipe.problem.samples(range(6), 0), recipe.data.view, spec=recipe.problem.spec)
+    fitted = Operator(recipe.model.build(samples.spec), recipe.normalization).fit(samples).seen
+    drawn = seen_by(recipe)
+    assert (drawn.samples, drawn.values, drawn.spreads) == (6, fitted.values, fitted.spreads)
+    np.testing.assert_allclose(drawn.means, fitted.means, atol=1e-7)
 
 
 @pytest.mark.filterwarnings("ignore::oformer.errors.OutsideTraining")

@@ -7,16 +7,16 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oformer.errors import InputError
+from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Field, Sample, Spec, check_field
-from oformer.moments import Moments
+from oformer.moments import Moments, Seen, SeenSoFar, mean_and_spread
 from oformer.nn.feedforward import in_full
 from oformer.nn.normalizer import GridNormalizer, Normalizer
 from oformer.nn.rotary import expanded, once_per_grid
@@ -25,8 +25,15 @@ from oformer.nn.rotary import expanded, once_per_grid
 # bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.
 # Phases, statistics, norms, residuals, losses, weights and their moments are float32 under each.
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
-AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Values = Literal["none", "scalar", "channel", "max-abs", "pointwise"]
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """The type that a model computes in under autocast; None where it stays in float32."""
+    if precision not in get_args(Precision):
+        raise unknown_name("precision", precision, get_args(Precision))
+    return _AUTOCAST.get(precision)
 
 
 @contextlib.contextmanager
@@ -122,8 +129,14 @@ class Normalization:
         return GridNormalizer(channels, spec.grid)
 
 
-# How far from training an input is said to lie outside: points in sizes of the box, values in units of their scale.
-FAR_POINTS = 0.25
+# How far from training an input is said to lie outside: points in sizes of their box; values, means and spreads in
+# sizes of their range over the training samples, and more where few samples say little of that range. On test samples
+# that are scaled until they leave it, operators of Burgers have errors of 10 % and more, a hundred times the usual.
+FAR, FEW = 0.25, 8
+# Means and spreads may differ by a share of the largest spread as well, and by some standard errors of a mean over as
+# many points at random: fewer sensors are nothing new, and a range may have no size (of means that are all zero).
+OFF, ERRORS = 0.05, 3.0
+# Values in units of their scale, for weights that were trained before ranges were recorded.
 FAR_VALUES: dict[Values, float] = {"channel": 15.0, "scalar": 15.0, "max-abs": 3.0}
 
 
@@ -151,6 +164,8 @@ class Operator(nn.Module):
         self.register_buffer("extent", torch.ones(spec.dim))
         # The box of the training points, for zero boundaries and for saying when a query lies outside.
         self.register_buffer("box", torch.tensor([[0.0] * spec.dim, [1.0] * spec.dim]))
+        # What the inputs of training were like; None for weights that are older than this.
+        self.seen: Seen | None = None
         # The type the model computes in under autocast; scaling, statistics and losses stay in float32.
         self.autocast: torch.dtype | None = None
         # What computes `normalized` and the model's forward pass, for as long as somebody wants them compiled.
@@ -166,16 +181,18 @@ class Operator(nn.Module):
     def fit(self, samples: Iterable[Sample]) -> "Operator":
         """Set the statistics from the training samples, in one pass."""
         s, n = self.spec, self.normalization
-        inputs, targets = Moments(n.input == "pointwise"), Moments(n.target == "pointwise")
+        inputs, targets, seen = Moments(n.input == "pointwise"), Moments(n.target == "pointwise"), SeenSoFar()
         low = torch.full((s.dim,), torch.inf, dtype=torch.float64)
         high, query_low, query_high = -low, low, -low
         for sample in samples:
             inputs.add(sample.input.values)
+            seen.add(sample.input)
             targets.add(sample.target)
             low, high = _grow(low, high, sample.input.coords)
             query_low, query_high = _grow(query_low, query_high, sample.query.coords)
         if not inputs.count:
             raise InputError("at least one training sample", "none")
+        self.seen = seen.ranges()
         _store(self.input_scale, n.input, inputs, (low, high), bool(s.in_categories))
         _store(self.target_scale, n.target, targets, (query_low, query_high), False)
         if n.coords != "as-is":
@@ -204,7 +221,7 @@ class Operator(nn.Module):
 
     def outside(self, input: Field, query: Field) -> list[str]:
         """What lies far beyond all that training has shown, in words; it may answer nonsense there."""
-        found, margin = [], FAR_POINTS * (self.box[1] - self.box[0])
+        found, margin = [], FAR * (self.box[1] - self.box[0])
 
         def corners(points: Tensor) -> tuple[Tensor, Tensor, bool]:
             low, high = (corner.to(self.box) for corner in _extremes(points))
@@ -214,11 +231,48 @@ class Operator(nn.Module):
             if corners(field.coords[:1] if expanded(field.coords) else field.coords)[2]:
                 low, high, far = corners(field.coords[field.weights > 0])  # padding may lie anywhere
                 found += [f"{name} points {_span(low, high)}, in training {_span(*self.box)}"] * far
-        limit = FAR_VALUES.get(self.normalization.input)
+        return found + (self._unlike_scale(input) if self.seen is None else self._unlike(self.seen, input))
+
+    @property
+    def _numbers(self) -> int:
+        """How many input channels hold numbers; a code, if there is one, comes behind them."""
+        return self.spec.in_channels - bool(self.spec.in_categories)
+
+    def _unlike(self, seen: Seen, input: Field) -> list[str]:
+        """Channels whose values, or else whose mean or spread in some sample, lie far beyond those of training."""
+        values, means, spreads = (torch.tensor(r).to(input.values) for r in (seen.values, seen.means, seen.spreads))
+        mean, spread = mean_and_spread(input, means.mean(-1))
+        points = input.weights.sum(-1, keepdim=True) ** 2 / (input.weights**2).sum(-1, keepdim=True)
+        slack, none = OFF * spreads[:, 1] + ERRORS * spread / points.sqrt(), torch.zeros_like(spread[:1])
+
+        def far(numbers: Tensor, ranges: Tensor, slack: Tensor) -> Tensor:
+            low, high = ranges.unbind(-1)
+            # A channel that never changed has no size: what rounding makes of it is forgiven.
+            margin = FAR * (1 + FEW / seen.samples) * (high - low) + 1e-3 * ranges.abs().amax(-1) + slack
+            return ((numbers < low - margin) | (numbers > high + margin)).any(0)
+
+        extremes = torch.stack(_extremes(input.values))
+        if bool(far(extremes, values, none).any()):  # padding may hold anything
+            extremes = torch.stack(_extremes(input.values.movedim(1, 2)[input.weights > 0]))
+        found: dict[int, str] = {}
+        for what, numbers, ranges, more in (
+            ("", extremes, values, none),
+            ("the mean of ", mean, means, slack),
+            ("the standard deviation of ", spread, spreads, slack),
+        ):
+            for channel in far(numbers, ranges, more).nonzero().flatten().tolist():
+                span = _span(numbers[:, channel].amin(), numbers[:, channel].amax())
+                told = f"{what}input channel {channel} {span}, in training {_span(*ranges[channel])}"
+                found.setdefault(channel, told)
+        return [told for channel, told in sorted(found.items()) if channel < self._numbers]
+
+    def _unlike_scale(self, input: Field) -> list[str]:
+        """Channels with values of many units of their scale."""
+        found, limit = [], FAR_VALUES.get(self.normalization.input)
         scale, shift = self.input_scale.scale, self.input_scale.shift
         if limit is not None and scale.ndim == 1:
             spans = torch.stack(_extremes(input.values), 1).to(scale)
-            for channel in range(self.spec.in_channels - bool(self.spec.in_categories)):
+            for channel in range(self._numbers):
                 if bool(((spans[channel] - shift[channel]).abs() > limit * scale[channel]).any()):
                     typical = f"{float(shift[channel]):.3g} ± {float(scale[channel]):.3g}"
                     found.append(f"input channel {channel} {_span(*spans[channel])}, in training typically {typical}")

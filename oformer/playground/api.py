@@ -237,6 +237,8 @@ class Service:
             start = time.perf_counter()
             return self._finite(predictor(field, places.query)), time.perf_counter() - start
 
+        # Of all that is known of the state: that some sensors are gone is nothing that it has.
+        outside = predictor.operator.outside(Sensors().of(known, predictor.spec).batched(), places.query.batched())
         # The first question was asked in advance, and may still be at work when a person asks it.
         question = (name, "answer", draft and scene.drafts, sensors, resolution, _key(state))
         answer, seconds = self._remembered(question, timed)
@@ -249,7 +251,7 @@ class Service:
             "places": places.layout,
             "prediction": encoded(answer.values[..., channel].numpy()),
             "seconds": {"input": before - start, "prediction": seconds},
-            "unseen": scene.unseen(state),
+            "unseen": scene.unseen(state) or "; ".join(outside),
         }
 
     def solve(self, name: str, state: State, resolution: int | None = None, channel: int = 0) -> dict[str, Any]:

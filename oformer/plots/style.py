@@ -151,9 +151,14 @@ def rendered(figure: "matplotlib.figure.Figure", kind: str = "png") -> bytes:
     return buffer.getvalue()
 
 
-def save_figure(path: Path, figure: "matplotlib.figure.Figure") -> None:
-    """Write a figure, whole or not at all; the name's ending chooses png, svg or pdf."""
+def picture_format(path: Path) -> str:
+    """What the ending of a figure's name chooses: png, svg or pdf."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg", "pdf"):
         raise InputError("a figure's name that ends in .png, .svg or .pdf", f"`{path.name}`", "Choose one of them")
-    write_bytes(path, rendered(figure, kind))
+    return kind
+
+
+def save_figure(path: Path, figure: "matplotlib.figure.Figure") -> None:
+    """Write a figure, whole or not at all; the name's ending chooses the format."""
+    write_bytes(path, rendered(figure, picture_format(path)))

@@ -43,7 +43,7 @@ from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingD
 from oformer.fields import Batch
 from oformer.files import read_json, remove_leftovers, write_json
 from oformer.models import Operator
-from oformer.models.base import AUTOCAST, products_in
+from oformer.models.base import autocast_of, products_in
 from oformer.seeds import torch_generator
 from oformer.training.datasets import remember_own
 from oformer.training.distributed import ALONE, Ranks
@@ -585,7 +585,7 @@ def _asked_to_stop() -> Iterator[_Asked]:
 def _precision(recipe: Recipe, operator: Operator, device: torch.device) -> Iterator[None]:
     """Compute as precisely as the recipe says for this device, and leave torch and the operator as they were."""
     precision = used_precision(recipe.training, device)
-    operator.autocast = AUTOCAST.get(precision)
+    operator.autocast = autocast_of(precision)
     try:
         with products_in(precision):
             yield

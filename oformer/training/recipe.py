@@ -7,7 +7,7 @@ from oformer.data.dataset import View
 from oformer.errors import InputError
 from oformer.fields import Spec
 from oformer.models import Normalization, OFormerConfig
-from oformer.models.base import Precision
+from oformer.models.base import Precision, autocast_of
 from oformer.problems import Problem
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
@@ -60,6 +60,7 @@ class Training:
         for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
+        autocast_of(self.precision)  # which refuses an unknown one
         if self.chunk is not None and not (isinstance(self.chunk, int) and self.chunk >= 1):
             raise InputError(
                 "a whole number for training.chunk", str(self.chunk), "Leave it out for all points at once"

@@ -404,3 +404,47 @@ def test_extremes_are_those_of_each_channel_wherever_they_lie(points):
         assert torch.equal(high, marked.amax((0, 1)))
         assert high[0] == 9
         assert low[1] == -9
+
+
+@pytest.mark.parametrize("input", ["none", "scalar", "channel", "max-abs", "pointwise"])
+def test_inputs_unlike_those_of_training_are_known_under_each_normalization(input):
+    torch.manual_seed(0)
+    spec, coords = dataclasses.replace(SPEC, grid=(8, 8)), torch.rand(64, 2)
+    samples = [sample(spec, 64, coords=coords) for _ in range(40)]
+    operator = fitted(samples, spec, input=input)
+    known = sample(spec, 64, coords=coords).input
+
+    def told(change):
+        values = known.values.clone()
+        values[..., 1] = change(values[..., 1])
+        batch = collate([samples[0], dataclasses.replace(samples[0], input=dataclasses.replace(known, values=values))])
+        return operator.outside(batch.input, batch.query)
+
+    assert told(lambda x: x) == []
+    assert [words.split(" from")[0] for words in told(lambda x: 1e6 * x)] == ["input channel 1"]
+    assert [words.split(" from")[0] for words in told(lambda x: x + 3)] == ["the mean of input channel 1"]
+    assert [words.split(" from")[0] for words in told(lambda x: 0 * x)] == ["the standard deviation of input channel 1"]
+
+
+def test_a_channel_that_never_changed_is_known_by_another_number_and_not_by_rounding():
+    torch.manual_seed(0)
+    samples = [sample(points=9) for _ in range(9)]
+    for one in samples:
+        one.input.values[..., 2] = 0.1
+    operator, batch = fitted(samples, input="none"), collate(samples[:2])
+    batch.input.values[0, ..., 2] += 1e-6
+    assert operator.outside(batch.input, batch.query) == []
+    batch.input.values[0, ..., 2] = 0.2
+    assert operator.outside(batch.input, batch.query) == [
+        "input channel 2 from 0.1 to 0.2, in training from 0.1 to 0.1"
+    ]
+
+
+def test_what_weighs_nothing_is_not_compared_with_training():
+    torch.manual_seed(0)
+    samples = [sample(points=9, offset=50.0) for _ in range(9)]
+    operator, batch = fitted(samples, input="none"), collate([samples[0], sample(points=7, offset=50.0)])
+    assert float(batch.input.values.min()) == 0  # of the padding
+    assert operator.outside(batch.input, batch.query) == []
+    batch.input.values[1, :, -1] = 1e30
+    assert operator.outside(batch.input, batch.query) == []

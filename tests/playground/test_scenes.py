@@ -1,5 +1,7 @@
 """Scenes: what is drawn is what the problem would have drawn, and the solver's answer is the problem's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,17 @@ def test_a_lifted_curve_is_told_from_those_of_training(service):
     state = scene.example(0)
     assert not scene.unseen(state)
     assert "a mean of 0.2" in scene.unseen({"values": [value + 0.2 for value in state["values"]]})
+
+
+def test_the_page_is_told_of_states_unlike_those_of_training(service, monkeypatch):
+    """Whichever sensors see them."""
+    operator, state = service.models["burgers"].predictor.operator, service.models["burgers"].scene.example(0)
+    monkeypatch.setattr(operator, "seen", dataclasses.replace(operator.seen, samples=1000))
+    large = max(map(abs, state["values"]))
+    high = {"values": [3 * value / large for value in state["values"]]}
+    for sensors in (Sensors(), Sensors(share=0.3)):
+        assert not service.play("burgers", state, sensors)["unseen"]
+        assert "input channel 0 from -" in service.play("burgers", high, sensors)["unseen"]
 
 
 @pytest.mark.parametrize("name", ["burgers", "darcy", "navier-stokes"])

@@ -558,7 +558,7 @@ def test_names_differ_and_fit_into_an_address(predictors):
 
 
 def test_an_operator_of_data_alone_is_served_without_a_scene(predictors):
-    alone = Predictor(dataclasses.replace(predictors["burgers"].checkpoint, recipe=None, data=None), "cpu")
+    alone = Predictor(dataclasses.replace(predictors["burgers"].checkpoint, recipe=None, data=None), "cpu", warn=False)
     server = Server(Service({"mine": alone}))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with Client(server) as client:
