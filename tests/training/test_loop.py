@@ -17,7 +17,7 @@ from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
 from oformer.data.dataset import View
 from oformer.errors import InputError, OutOfMemory, TrainingDiverged
-from oformer.files import read_json, write_json
+from oformer.files import held, read_json, write_json
 from oformer.training import loop
 from oformer.training.evaluate import evaluate
 from oformer.training.journal import read_journal
@@ -64,7 +64,9 @@ def losses(folder):
     return [(r["step"], r["loss"]) for r in read_journal(folder) if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize(("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40)])
+@pytest.mark.parametrize(
+    ("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40), (signal.SIGUSR1, 17, 40)]
+)
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number, stop, steps):
     recipe = tiny_recipe(steps=steps)
     whole = run(recipe, tmp_path / "whole", splits)
@@ -207,6 +209,14 @@ def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, mon
         with pytest.raises(TypeError):
             run(recipe, tmp_path, splits)
     assert [p.name for p in checkpoints(tmp_path)] == ["00000010"]
+    assert run(recipe, tmp_path, splits).finished
+
+
+def test_two_processes_do_not_train_into_one_folder(tmp_path, splits):
+    recipe = tiny_recipe(steps=1)
+    with held(tmp_path), pytest.raises(InputError, match=f"no other process, got a lock of process {os.getpid()} on"):
+        run(recipe, tmp_path, splits)
+    assert not (tmp_path / "recipe.json").exists()
     assert run(recipe, tmp_path, splits).finished
 
 
