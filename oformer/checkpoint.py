@@ -14,7 +14,7 @@ from torch import Tensor
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Card, Spec
-from oformer.files import map_arrays, new_folder, read_json, write_bytes, write_json, write_text
+from oformer.files import listed, map_arrays, new_folder, read_json, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
 
@@ -98,7 +98,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
 
 def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(p for p in (run / "checkpoints").glob("[0-9]*") if (p / CONFIG).is_file())
+    return sorted(p for p in listed(run / "checkpoints") if p.name[0].isdigit() and (p / CONFIG).is_file())
 
 
 def run_of(checkpoint: Path) -> Path:

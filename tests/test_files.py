@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from oformer import files
+from oformer.checkpoint import checkpoints
 from oformer.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,6 +90,31 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", denied)
     with pytest.raises(InputError, match=r"Permission denied. Choose another folder"):
         files.write_text(tmp_path / "b", "y")
+
+
+def test_a_folder_that_vanishes_while_it_is_written(tmp_path, monkeypatch):
+    def vanished(path, *_):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(os, "replace", vanished)
+    with pytest.raises(InputError, match=r"to stay while .*weights is written, got nothing there. It was deleted"):
+        files.write_text(tmp_path / "weights", "y")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("")
+    assert files.listed(tmp_path) == [tmp_path / "a"]
+    assert files.listed(tmp_path / "absent") == []
+    with pytest.raises(InputError, match=r"can be listed at .*a, got Not a directory"):
+        files.listed(tmp_path / "a")
+
+    def denied(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for look in (files.listed, files.remove_leftovers, checkpoints):
+        with pytest.raises(InputError, match=r"can be listed at .*, got Permission denied. Check its permissions"):
+            look(tmp_path)
 
 
 def test_other_errors_are_not_dressed_up(tmp_path, monkeypatch):

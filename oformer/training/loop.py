@@ -174,9 +174,9 @@ def _go_on(
     finally:
         loader.close()
         test.close()
+        console.close()
         if journal is not None:
             journal.close()
-        console.close()
     ranks.wait()  # for the files, which belong to all
     return Outcome(_usable(state), state.step, reason, state.scores)
 

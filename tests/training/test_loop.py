@@ -220,6 +220,20 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path, splits):
     assert run(recipe, tmp_path, splits).finished
 
 
+def test_a_run_that_is_deleted_while_it_trains_ends_with_a_sentence(tmp_path, splits, monkeypatch):
+    descend, folder = loop._descend, tmp_path / "run"
+
+    def deleted(recipe, state, *others):
+        if state.step == 5:
+            shutil.rmtree(folder)
+        return descend(recipe, state, *others)
+
+    monkeypatch.setattr(loop, "_descend", deleted)
+    with pytest.raises(InputError, match=r"journal.jsonl to stay .*, got nothing there"):
+        run(tiny_recipe(), folder, splits)
+    assert not folder.exists()
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path, splits):
     run(tiny_recipe(), tmp_path, splits)
     assert [p.name for p in checkpoints(tmp_path)] == ["00000030", "00000040"]
