@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Card, Spec
-from oformer.files import map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
+from oformer.files import listed, map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
 from oformer.moments import Seen
@@ -170,7 +170,7 @@ def changed_files(folder: Path, checksums: Mapping[str, str | None]) -> list[str
 
 def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(p for p in (run / "checkpoints").glob("[0-9]*") if (p / CONFIG).is_file())
+    return sorted(p for p in listed(run / "checkpoints") if p.name[0].isdigit() and (p / CONFIG).is_file())
 
 
 def run_of(checkpoint: Path) -> Path:

@@ -853,6 +853,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a disk: what is full, forbidden or gone, the system says in its own words
+        if traceback or error.errno is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"oformer: {where}{error.strerror}. What was complete is not lost. Mend this and run the same command "
+              "again; --traceback shows where it was met.", file=sys.stderr)  # fmt: skip
+        return 2
     except KeyboardInterrupt:
         print("oformer: interrupted; nothing that was complete is lost. Run the same command again.", file=sys.stderr)
         return 130

@@ -11,14 +11,17 @@ import io
 import json
 import math
 import os
+import re
 import secrets
 import shutil
+import socket
 import struct
 import time
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,9 +34,17 @@ _NUMPY_TYPES = {
 }  # fmt: skip
 
 
+# Errors of a file system that knows no locks, such as Lustre mounted without them.
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+LOCK = ".lock"  # in a folder that one process at a time may write to: the process that does
+
+
 @contextlib.contextmanager
-def _said_plainly(path: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden place into one sentence; nothing already there has been touched."""
+def said_plainly(path: Path) -> Iterator[None]:
+    """Raise an `InputError` with one sentence where writing `path` meets a full disk, a forbidden or a vanished place.
+
+    Whatever was complete before has not been touched.
+    """
     try:
         yield
     except OSError as error:
@@ -47,6 +58,12 @@ def _said_plainly(path: Path) -> Iterator[None]:
         if error.errno in refused:
             raise InputError(
                 f"a place that can be written at {path}", str(error.strerror), "Choose another folder"
+            ) from error
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            raise InputError(
+                f"{error.filename or path} to stay while {path} is written",
+                "nothing there",
+                "It was deleted, moved or unmounted. Put it back or choose another folder, then run it again",
             ) from error
         raise
 
@@ -69,7 +86,7 @@ def _flush(folder: Path) -> None:
 
 def write_bytes(path: Path, *chunks: bytes) -> None:
     """Write a file whole or not at all."""
-    with _said_plainly(path):
+    with said_plainly(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         try:
@@ -128,14 +145,74 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def listed(folder: Path) -> list[Path]:
+    """The content of a folder, in any order; empty where there is no folder."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(
+            f"a folder that can be listed at {folder}", str(error.strerror), "Check its permissions: ls -ld shows them"
+        ) from error
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process; a second process is refused. The system unlocks it when the process dies.
+
+    Where the file system knows no locks, a warning says so and nothing is locked.
+    """
+    path = folder / LOCK
+    with contextlib.ExitStack() as stack:
+        with said_plainly(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a+"))
+            try:
+                _lock(file)
+            except BlockingIOError:
+                file.seek(0)
+                raise InputError(
+                    f"{folder} to be written by no other process",
+                    f"a lock of {file.read() or 'another process'}",
+                    "Wait until that process has ended, or choose another folder",
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock an open file; raises BlockingIOError where another process, or this one, has locked it."""
+    missing = "this system"
+    if os.name != "nt":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            missing = "its file system"
+    warnings.warn(
+        f"{file.name} cannot be locked: {missing} has no file locks. Take care that no second process writes there.",
+        stacklevel=2,
+    )
+
+
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder under a temporary name; it appears at `path`, complete, when the block ends without error.
 
     A folder already at `path` stays whole until the new one has its name.
     """
-    with _said_plainly(path):
+    with said_plainly(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        for old, name in _exchanged(path.parent):
+            if name == path.name:
+                _put_back(old, path)
         temporary = _temporary(path)
         try:
             temporary.mkdir()
@@ -154,7 +231,7 @@ def _exchange(temporary: Path, path: Path) -> None:
         os.replace(temporary, path)
         _flush(path.parent)
         return
-    # Not `.tmp`: killed between the two renames, the old folder must outlive `remove_leftovers`.
+    # Not `.tmp`: killed between the two renames, the old folder is all there is, and `remove_leftovers` puts it back.
     old = temporary.with_suffix(".old")
     os.replace(path, old)
     try:
@@ -166,18 +243,45 @@ def _exchange(temporary: Path, path: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _exchanged(folder: Path) -> list[tuple[Path, str]]:
+    """Old folders that a process killed while it exchanged them left in `folder`, and the names they had."""
+    found = ((path, re.fullmatch(r"\.(.+)\.[0-9a-f]{12}\.old", path.name)) for path in listed(folder))
+    return [(path, match[1]) for path, match in found if match is not None]
+
+
+def _put_back(old: Path, path: Path) -> None:
+    """Give an old folder its name again, or delete it where the new one has it."""
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(old, path)
+        _flush(path.parent)
+
+
 def remove_leftovers(folder: Path, older_than: float = 0.0) -> None:
     """Delete the temporary files and folders that a killed process left in `folder`.
+
+    A folder that was to be replaced, and whose process was killed between the two renames, gets its name back.
 
     Args:
         folder: where to look; not in folders inside it.
         older_than: spare what was changed in the last so many seconds: another process may be writing it.
     """
-    for leftover in folder.glob(".*.tmp"):
-        # Another process may delete the same one, or finish it, while we look.
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - leftover.stat().st_mtime >= older_than:
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+    def abandoned(path: Path) -> bool:
+        return time.time() - path.stat().st_mtime >= older_than
+
+    # Another process may delete the same one, or finish it, while we look.
+    with said_plainly(folder):
+        for old, name in _exchanged(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if abandoned(old):
+                    _put_back(old, folder / name)
+        for leftover in listed(folder):
+            if leftover.name.startswith(".") and leftover.suffix == ".tmp":
+                with contextlib.suppress(FileNotFoundError):
+                    if abandoned(leftover):
+                        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def sha256(path: Path) -> str:

@@ -67,6 +67,25 @@ def test_a_kernel_that_fails_says_how_to_do_without(error, hints, monkeypatch):
     assert [("OFORMER_FUSED=0" in note) for note in getattr(raised.value, "__notes__", [])] == [True] * hints
 
 
+def test_an_error_of_a_disk_is_one_sentence(monkeypatch, capsys):
+    """Also where a package of others met it, which does not say it in ours."""
+    error = PermissionError(13, "Permission denied", "/data/secret")
+
+    def fail(self, rest):
+        raise error
+
+    monkeypatch.setattr(COMMANDS["list"], "run", fail)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("oformer: /data/secret: Permission denied.")
+    assert said.count("\n") == 1
+    with pytest.raises(PermissionError):
+        main(["list", "--traceback"])
+    error = OSError("of a package that gives no number")
+    with pytest.raises(OSError, match="gives no number"):
+        main(["list"])
+
+
 def test_a_program_ends_where_its_command_does_with_all_of_its_words():
     """What happens while an interpreter tidies up is not the command's business; here it would abort."""
     code = "import atexit, os, sys\nfrom oformer.cli import program\natexit.register(os.abort)\nprogram()\n"

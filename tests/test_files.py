@@ -1,11 +1,15 @@
 import errno
+import fcntl
 import json
 import os
 import shutil
 import stat
 import struct
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from oformer import files
+from oformer.checkpoint import checkpoints
 from oformer.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def no_space(*_):
@@ -83,6 +90,31 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", denied)
     with pytest.raises(InputError, match=r"Permission denied. Choose another folder"):
         files.write_text(tmp_path / "b", "y")
+
+
+def test_a_folder_that_vanishes_while_it_is_written(tmp_path, monkeypatch):
+    def vanished(path, *_):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+
+    monkeypatch.setattr(os, "replace", vanished)
+    with pytest.raises(InputError, match=r"to stay while .*weights is written, got nothing there. It was deleted"):
+        files.write_text(tmp_path / "weights", "y")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("")
+    assert files.listed(tmp_path) == [tmp_path / "a"]
+    assert files.listed(tmp_path / "absent") == []
+    with pytest.raises(InputError, match=r"can be listed at .*a, got Not a directory"):
+        files.listed(tmp_path / "a")
+
+    def denied(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for look in (files.listed, files.remove_leftovers, checkpoints):
+        with pytest.raises(InputError, match=r"can be listed at .*, got Permission denied. Check its permissions"):
+            look(tmp_path)
 
 
 def test_other_errors_are_not_dressed_up(tmp_path, monkeypatch):
@@ -195,6 +227,94 @@ def test_new_folder_keeps_the_old_one(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             replace()
     assert [p.name for p in folder.iterdir()] == ["y"]
+
+
+KILLED_BETWEEN_RENAMES = """
+import os, sys
+from pathlib import Path
+from oformer import files
+
+replace, calls = os.replace, []
+
+def killed_at_the_second(*paths):
+    calls.append(paths)
+    os._exit(9) if len(calls) == 2 else replace(*paths)
+
+os.replace = killed_at_the_second
+with files.new_folder(Path(sys.argv[1])) as place:
+    (place / "new").write_text("")
+"""
+
+
+@pytest.fixture
+def exchange_cut_short(tmp_path):
+    """A folder that a process was killed while it replaced: neither the old nor the new one has the name."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "old").write_text("")
+    assert subprocess.run([sys.executable, "-c", KILLED_BETWEEN_RENAMES, tmp_path / "a"], cwd=ROOT).returncode == 9
+    assert all(p.name.startswith(".") for p in tmp_path.iterdir())
+    return tmp_path / "a"
+
+
+def test_a_folder_whose_exchange_was_cut_short_is_put_back(exchange_cut_short):
+    files.remove_leftovers(exchange_cut_short.parent)
+    assert [p.name for p in exchange_cut_short.parent.iterdir()] == ["a"]
+    assert [p.name for p in exchange_cut_short.iterdir()] == ["old"]
+
+
+def test_a_folder_whose_exchange_was_cut_short_can_be_exchanged_again(exchange_cut_short):
+    with pytest.raises(KeyboardInterrupt), files.new_folder(exchange_cut_short):
+        raise KeyboardInterrupt
+    assert [p.name for p in exchange_cut_short.iterdir()] == ["old"]
+    with files.new_folder(exchange_cut_short) as place:
+        (place / "new").write_text("")
+    assert [p.name for p in exchange_cut_short.iterdir()] == ["new"]
+
+
+def test_an_old_folder_that_was_replaced_but_not_deleted_goes(tmp_path):
+    for name in ("a", ".a.0123456789ab.old", ".of-somebody.old"):
+        (tmp_path / name).mkdir()
+    files.remove_leftovers(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"a", ".of-somebody.old"}
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    with files.held(folder):
+        with (
+            pytest.raises(InputError, match=rf"run to be written by no other process, got .* process {os.getpid()} on"),
+            files.held(folder),
+        ):
+            pass
+        with files.held(tmp_path / "another"):
+            pass
+    with files.held(folder):
+        pass
+
+
+def test_a_killed_process_holds_nothing(tmp_path):
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom oformer.files import held\n"
+        "with held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(3600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(InputError, match=f"process {process.pid} on"), files.held(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    with files.held(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.warns(UserWarning, match="cannot be locked.*no second process"), files.held(tmp_path):
+        pass
 
 
 def test_new_folder_does_not_replace_a_file(tmp_path):

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from oformer.data.store import ABANDONED, Store, Writer, part_path
 from oformer.errors import InputError, SolverDiverged
 from oformer.fields import Sample
 from oformer.problems.base import Problem
+from oformer.processes import stop_with_parent
 
 ATTEMPTS = 5  # redraws of a sample whose solver diverged
 AHEAD = 4  # batches that are drawn at once, each in a thread, while a GPU solves
@@ -106,7 +108,7 @@ def generate(
     if not missing and writer.ready and writer.manifest.complete:
         return Store.open(folder)
     mine = range(shard[0], writer.parts, shard[1])
-    todo = [part for part in mine if part in set(missing)]
+    todo = sorted(set(missing).intersection(mine))
     total = sum(len(writer.indices(part)) for part in mine)
     left = sum(len(writer.indices(part)) for part in todo)
     if problem.spec.grid is not None:
@@ -321,7 +323,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")  # a forked process would share the threads of torch
     failures = context.SimpleQueue()
     team = [
-        context.Process(target=_worker, args=(writer, todo[i::processes], *work, failures), daemon=True)
+        context.Process(target=_worker, args=(writer, todo[i::processes], *work, failures, os.getpid()), daemon=True)
         for i in range(processes)
     ]
     waiting = set(todo)
@@ -335,15 +337,16 @@ def _in_processes(
     try:
         for process in team:
             process.start()
-        while any(process.is_alive() for process in team) and failures.empty():
+        while failures.empty() and (left := [p.sentinel for p in team if p.exitcode is None]):
+            wait(left, 0.1)
             look()
-            time.sleep(0.1)
+            if any(process.exitcode for process in team):  # killed: the others need not go on
+                break
     finally:
+        # All have ended, or what is left of the work is not wanted.
         for process in team:
-            if failures.empty() and sys.exc_info()[0] is None:
-                process.join()
-            else:
-                process.terminate()
+            process.terminate()
+            process.join()
     if not failures.empty():
         raise failures.get()
     look()
@@ -355,8 +358,11 @@ def _in_processes(
         )
 
 
-def _worker(writer: Writer, parts: Sequence[int], problem: Problem, seed: int, batch: int, failures: Any) -> None:
+def _worker(
+    writer: Writer, parts: Sequence[int], problem: Problem, seed: int, batch: int, failures: Any, parent: int
+) -> None:
     """The main function of one process."""
+    stop_with_parent(parent)
     torch.set_num_threads(1)
     try:
         with torch.no_grad():

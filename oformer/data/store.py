@@ -97,7 +97,7 @@ class Store:
         manifest = Manifest(False, card, seed, count, part_size, storage, spec, splits)
         folder = Path(folder)
         # In this order: another process may begin the dataset now, and its first file is the sidecar.
-        occupied = folder.exists() and (not folder.is_dir() or any(p.name[0] != "." for p in folder.iterdir()))
+        occupied = folder.exists() and (not folder.is_dir() or any(p.name[0] != "." for p in files.listed(folder)))
         if (folder / SIDECAR).exists():
             old, old_problem = read_manifest(folder)
             refuse_other(folder, (old, old_problem), (manifest, problem))

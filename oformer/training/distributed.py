@@ -21,6 +21,7 @@ from oformer.errors import InputError
 from oformer.fields import Batch, Field
 from oformer.nn.rotary import once_per_grid
 from oformer.nn.sums import points_split
+from oformer.processes import stop_with_parent
 
 Split = Literal["samples", "points"]
 Result = TypeVar("Result")
@@ -168,9 +169,11 @@ def started_by_torchrun(device: torch.device | str, split: Split = "samples") ->
         device: where this rank computes.
         split: what of a batch the ranks share out.
     """
+    _refuse_tasks_of_slurm()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks(split=split)
         return
+    stop_with_parent()  # torchrun that is killed, also by a signal that it does not pass on, ends no rank
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -180,3 +183,16 @@ def started_by_torchrun(device: torch.device | str, split: Split = "samples") ->
         yield Ranks(dist.get_rank(), dist.get_world_size(), split)
     finally:
         dist.destroy_process_group()
+
+
+def _refuse_tasks_of_slurm() -> None:
+    """Refuse to be one of several tasks of srun, which would each train the same run: we connect by torchrun alone."""
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if int(tasks) > 1 and "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            "processes that torchrun started, or a single one",
+            f"SLURM_NTASKS={tasks} and no WORLD_SIZE",
+            "Start one task per node that starts torchrun: "
+            "srun --ntasks-per-node 1 torchrun --nproc-per-node GPUS -m oformer train. "
+            "To train in one process, ask for one task (--ntasks 1)",
+        )

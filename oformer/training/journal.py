@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oformer.files import finite_json, write_text
+from oformer.errors import InputError
+from oformer.files import finite_json, said_plainly, write_text
 
 JOURNAL = "journal.jsonl"
 
@@ -19,31 +20,41 @@ class Journal:
     def __init__(self, folder: Path, step: int, tensorboard: bool = True):
         """Open the journal to go on from a step: what was written beyond it is forgotten, since it is done again."""
         self.path = folder / JOURNAL
-        records = [r for r in read_journal(folder) if r["step"] <= step and r["kind"] != "stop"]
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
-        self.file = self.path.open("a")
         self.board = None
-        # Silence about its own start-up is all that we ask of TensorBoard.
-        if tensorboard and importlib.util.find_spec("tensorboard"):
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-            from torch.utils.tensorboard.writer import SummaryWriter
+        with said_plainly(self.path):
+            records = [r for r in read_journal(folder) if r["step"] <= step and r["kind"] != "stop"]
+            write_text(self.path, "".join(json.dumps(record) + "\n" for record in records))
+            self.file = self.path.open("a")
+            # Silence about its own start-up is all that we ask of TensorBoard.
+            if tensorboard and importlib.util.find_spec("tensorboard"):
+                os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+                from torch.utils.tensorboard.writer import SummaryWriter
 
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+                self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, kind: str, step: int, **content: Any) -> None:
-        """Append a record and hand it to the operating system at once."""
-        self.file.write(json.dumps({"kind": kind, "step": step, **finite_json(content)}) + "\n")
-        self.file.flush()
-        if self.board is not None and kind in ("train", "evaluate"):
-            for name, value in content.items():
-                if isinstance(value, (int, float)):
-                    self.board.add_scalar(f"{kind}/{name}", value, step)
+        """Append a record and hand it to the operating system at once; refuse where the file is no longer there."""
+        with said_plainly(self.path):
+            # An open file can be written when its folder is deleted, and nobody would ever read it.
+            if not os.path.samestat(os.fstat(self.file.fileno()), self.path.stat()):
+                raise InputError(
+                    f"{self.path} to stay the file that this run began",
+                    "another file of that name",
+                    "Let no other program write there; what was saved last stays, and the same command goes on",
+                )
+            self.file.write(json.dumps({"kind": kind, "step": step, **finite_json(content)}) + "\n")
+            self.file.flush()
+            if self.board is not None and kind in ("train", "evaluate"):
+                for name, value in content.items():
+                    if isinstance(value, (int, float)):
+                        self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
         """Finish writing."""
-        self.file.close()
-        if self.board is not None:
-            self.board.close()
+        with said_plainly(self.path), contextlib.ExitStack() as stack:
+            stack.callback(self.file.close)
+            if self.board is not None:
+                stack.callback(self.board.close)
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:

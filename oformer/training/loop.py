@@ -41,7 +41,7 @@ from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader, few_sizes, padded
 from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
 from oformer.fields import Batch
-from oformer.files import read_json, remove_leftovers, write_json
+from oformer.files import held, read_json, remove_leftovers, write_json
 from oformer.models import Operator
 from oformer.models.base import autocast_of, products_in
 from oformer.seeds import torch_generator
@@ -61,7 +61,7 @@ WITHOUT_EFFECT = (
     "log_every", "evaluate_every", "checkpoint_every", "compile", "capture", "accumulate", "recompute", "chunk",
 )  # fmt: skip
 # Why a rank may want to stop before the end, the strongest reason last.
-_WISHES = ("", "time", "SIGINT", "SIGTERM")
+_WISHES = ("", "time", "SIGINT", "SIGUSR1", "SIGTERM")
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,27 @@ def train(
         ranks: the processes that make this call together.
         own: where the data lie, if they are one's own; the run remembers it for `oformer evaluate` and `oformer plot`.
     """
-    folder, device, settings = Path(folder), torch.device(device), recipe.training
+    folder, device = Path(folder), torch.device(device)
     started = time.monotonic()
     _check(recipe, ranks)
     _check_counts(recipe, data)
-    ranks.first_then_others(lambda: _claim(folder, recipe, own) if ranks.first else None)
+    with _claimed(folder, recipe, own, ranks):
+        return _go_on(recipe, folder, data, device, started, max_minutes, quiet, tensorboard, ranks)
+
+
+def _go_on(
+    recipe: Recipe,
+    folder: Path,
+    data: tuple[PointDataset, PointDataset],
+    device: torch.device,
+    started: float,
+    max_minutes: float | None,
+    quiet: bool,
+    tensorboard: bool,
+    ranks: Ranks,
+) -> Outcome:
+    """Train in a folder that is ours, from its newest checkpoint or from the start."""
+    settings = recipe.training
     state = _begin(recipe, folder, data[0], device, ranks)
     if state.step >= settings.steps:
         return Outcome(_usable(state), state.step, "finished", state.scores)
@@ -168,9 +184,9 @@ def train(
     finally:
         loader.close()
         test.close()
+        console.close()
         if journal is not None:
             journal.close()
-        console.close()
     ranks.wait()  # for the files, which belong to all
     return Outcome(_usable(state), state.step, reason, state.scores)
 
@@ -231,6 +247,20 @@ def _out_of_memory(settings: Training, batch: Batch, device: torch.device) -> Ou
         ways += [f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"]
     what = f"a training step of {batch.size} samples of {points:,} points"
     return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {', or '.join(ways)}.")
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, recipe: Recipe, own: Path | None, ranks: Ranks) -> Iterator[None]:
+    """Make the folder this recipe's, and keep other processes out of it within the block."""
+    with contextlib.ExitStack() as stack:
+
+        def claim() -> None:
+            if ranks.first:
+                stack.enter_context(held(folder))
+                _claim(folder, recipe, own)
+
+        ranks.first_then_others(claim)
+        yield
 
 
 def _claim(folder: Path, recipe: Recipe, own: Path | None) -> None:
@@ -562,7 +592,10 @@ class _Asked:
 
 @contextlib.contextmanager
 def _asked_to_stop() -> Iterator[_Asked]:
-    """Note Ctrl-C and SIGTERM and let the loop stop at the end of a step; a second Ctrl-C stops at once."""
+    """Note Ctrl-C, SIGTERM and SIGUSR1, which schedulers send before the time limit of a job.
+
+    The loop stops at the end of a step; a second Ctrl-C stops at once.
+    """
     asked = _Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked  # only the main thread may listen to signals
@@ -573,7 +606,9 @@ def _asked_to_stop() -> Iterator[_Asked]:
             raise KeyboardInterrupt
         asked.name = signal.Signals(number).name
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Windows has no SIGUSR1.
+    numbers = [getattr(signal, name) for name in _WISHES if name.startswith("SIG") and hasattr(signal, name)]
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked
     finally:

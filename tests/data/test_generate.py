@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,44 @@ def test_an_error_of_a_worker_is_said_by_the_parent(tmp_path):
         InputError, match=r"^Expected part 0, or `share` with its first sample, before other parts, got"
     ):
         _in_processes(2, writer, range(1, 6), (problem, 7, 1), lambda more: None)
+
+
+@dataclass(frozen=True)
+class Deadly(Burgers):
+    """Sample 1 kills its process, as a system does that is out of memory; the others take an hour."""
+
+    def samples(self, indices, seed, device="cpu"):
+        if 1 in indices:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3600)
+        return super().samples(indices, seed, device)
+
+
+def test_a_worker_that_is_killed_ends_the_others_at_once(tmp_path):
+    writer = Store.create(tmp_path / "d", **_request(Burgers(points=64, solver_points=64, steps=50)))
+    with pytest.raises(InputError, match=r"got one that was killed. It may have run out of memory"):
+        _in_processes(2, writer, range(1, 6), (Deadly(points=64, solver_points=64), 7, 1), lambda more: None)
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    """Killed, it can tell them nothing."""
+    script = (
+        "from oformer.data import generate\n"
+        "from oformer.problems.burgers import Burgers\n"
+        "if __name__ == '__main__':\n"
+        "    problem = Burgers(points=64, solver_points=2048, steps=200)\n"
+        f"    generate(problem, 1000, seed=7, folder={str(tmp_path / 'd')!r}, part_size=1, workers=2)\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, cwd=HERE.parent.parent,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+    )  # fmt: skip
+    while process.poll() is None and not (tmp_path / "d" / "parts" / "part-00003.safetensors").exists():
+        time.sleep(0.05)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()  # all of them hold stderr open: this returns when they have ended
 
 
 def _request(problem, count=6, part_size=1) -> dict:

@@ -1,5 +1,6 @@
 """Several processes train as one does: same losses, same gradients, same scores, one writer, one end."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -19,7 +20,7 @@ from oformer.fields import Batch, Field, Sample, collate
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.training import loop
-from oformer.training.distributed import ALONE, Ranks
+from oformer.training.distributed import ALONE, Ranks, started_by_torchrun
 from oformer.training.evaluate import Errors, errors
 from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
@@ -379,6 +380,28 @@ def test_what_cannot_be_shared_out_is_refused_before_anything_is_written(tmp_pat
 def test_a_rank_that_does_not_exist_is_refused():
     with pytest.raises(InputError, match="from 0 to 1"):
         Ranks(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "alone"),
+    [
+        ({"SLURM_NTASKS": "2"}, False),
+        ({"SLURM_NTASKS": "1"}, True),
+        ({"SLURM_NTASKS": "2", "WORLD_SIZE": "1"}, True),
+        ({}, True),
+    ],
+)
+def test_tasks_of_srun_that_no_torchrun_connects_are_refused(monkeypatch, variables, alone):
+    """They know nothing of each other, and each would train the whole run."""
+    for name in ("SLURM_NTASKS", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with (
+        contextlib.nullcontext() if alone else pytest.raises(InputError, match=r"got SLURM_NTASKS=2 .*srun .*torchrun"),
+        started_by_torchrun("cpu") as ranks,
+    ):
+        assert ranks.world == 1
 
 
 # The command.

@@ -1,7 +1,12 @@
 """The journal: readable by others, whole after a crash, and nothing written twice."""
 
 import json
+import shutil
+from pathlib import Path
 
+import pytest
+
+from oformer.errors import InputError
 from oformer.training.journal import JOURNAL, Console, Journal, read_journal
 
 
@@ -43,13 +48,37 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path):
     assert (record["error"], record["by_step"], record["by"]) == (None, [1.0, None], {"x": None})
 
 
+def test_a_full_disk_is_a_sentence_also_when_the_journal_is_closed(tmp_path):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    journal = Journal(tmp_path, 0, tensorboard=False)
+    journal.file.close()
+    journal.path.unlink()
+    journal.path.symlink_to(full)
+    journal.file = journal.path.open("w")
+    for call in (lambda: journal.write("train", 1, loss=0.5), journal.close):
+        with pytest.raises(InputError, match=r"space on the disk to write .*journal.jsonl, got none left"):
+            call()
+
+
+def test_a_run_that_vanishes_is_not_written_to_nowhere(tmp_path):
+    journal = Journal(tmp_path / "run", 0, tensorboard=False)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(InputError, match=r"journal.jsonl to stay .*, got nothing there. It was deleted, moved"):
+        journal.write("train", 1, loss=0.5)
+    other = Journal(tmp_path / "run", 0, tensorboard=False)
+    with pytest.raises(InputError, match=r"the file that this run began, got another file of that name"):
+        journal.write("train", 1, loss=0.5)
+    journal.close()
+    other.close()
+
+
 def test_an_empty_folder_has_an_empty_journal(tmp_path):
     assert read_journal(tmp_path) == []
 
 
 def test_tensorboard_gets_the_curves_where_it_is_installed(tmp_path):
-    import pytest
-
     pytest.importorskip("tensorboard")
     journal = Journal(tmp_path, 0)
     journal.write("train", 5, loss=0.25)

@@ -19,7 +19,7 @@ from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
 from oformer.config import to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
-from oformer.files import read_json, save_arrays, write_json
+from oformer.files import held, read_json, save_arrays, write_json
 from oformer.training import loop
 from oformer.training.evaluate import Momentum, Scores, evaluate, summarize
 from oformer.training.journal import read_journal
@@ -66,7 +66,9 @@ def losses(folder):
     return [(r["step"], r["loss"]) for r in read_journal(folder) if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize(("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40)])
+@pytest.mark.parametrize(
+    ("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40), (signal.SIGUSR1, 17, 40)]
+)
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number, stop, steps):
     recipe = tiny_recipe(steps=steps)
     whole = run(recipe, tmp_path / "whole", splits)
@@ -210,6 +212,28 @@ def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, mon
             run(recipe, tmp_path, splits)
     assert [p.name for p in checkpoints(tmp_path)] == ["00000010"]
     assert run(recipe, tmp_path, splits).finished
+
+
+def test_two_processes_do_not_train_into_one_folder(tmp_path, splits):
+    recipe = tiny_recipe(steps=1)
+    with held(tmp_path), pytest.raises(InputError, match=f"no other process, got a lock of process {os.getpid()} on"):
+        run(recipe, tmp_path, splits)
+    assert not (tmp_path / "recipe.json").exists()
+    assert run(recipe, tmp_path, splits).finished
+
+
+def test_a_run_that_is_deleted_while_it_trains_ends_with_a_sentence(tmp_path, splits, monkeypatch):
+    descend, folder = loop._descend, tmp_path / "run"
+
+    def deleted(recipe, state, *others):
+        if state.step == 5:
+            shutil.rmtree(folder)
+        return descend(recipe, state, *others)
+
+    monkeypatch.setattr(loop, "_descend", deleted)
+    with pytest.raises(InputError, match=r"journal.jsonl to stay .*, got nothing there"):
+        run(tiny_recipe(), folder, splits)
+    assert not folder.exists()
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path, splits):
