@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oformer.training.evaluate import Scores
     from oformer.training.recipe import Recipe
 
-LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each call gets further
+LEAST_MINUTES = 0.05  # of training: a command with --stop-after whose time went before it still gets further
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
 TRUTHS = ("true", "false")
@@ -255,8 +255,11 @@ class Train:
     """Where generated datasets are kept."""
     device: Device = "auto"
     max_minutes: float | None = None
-    """Stop training cleanly so long after the command began, whatever it had to make first; then the report is written.
-    The same command goes on."""
+    """A time budget: the best operator so many minutes after the command began, and then its report. Where the recipe's
+    steps take longer, fewer steps go through the whole schedule of the learning rate, and that ends the run."""
+    stop_after: float | None = None
+    """Stop cleanly so many minutes after the command began, in the middle of the recipe's steps. The same command goes
+    on as if it had not stopped: for machines that are lent for a time."""
     split: Literal["samples", "points"] = "samples"
     """What the processes of torchrun share out: the samples of a batch, or the points of each sample where one sample
     is too large for a GPU."""
@@ -288,9 +291,15 @@ class Train:
         with started_by_torchrun(device, self.split) as ranks:
             data = ranks.first_then_others(lambda: open_data(recipe, self.datasets, own=own, device=device, say=say))
             splits = train_and_test(data, recipe)
+            budget, limit = (_left(minutes, started) for minutes in (self.max_minutes, self.stop_after))
+            if ranks.highest(int(budget is not None and budget < LEAST_MINUTES)):
+                if ranks.first:
+                    say(f"--max-minutes {self.max_minutes:g} were over before training: the data took them. "
+                        "They are kept; the same command trains.")  # fmt: skip
+                return 0
             outcome = train(
-                recipe, out, splits, device=device, max_minutes=_left(self.max_minutes, started), quiet=self.quiet,
-                ranks=ranks, own=own,
+                recipe, out, splits, device=device, max_minutes=budget,
+                stop_after=None if limit is None else max(limit, LEAST_MINUTES), quiet=self.quiet, ranks=ranks, own=own,
             )  # fmt: skip
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
@@ -302,7 +311,10 @@ class Train:
             say(f"Stopped ({outcome.reason}) at step {outcome.step:,}; everything is saved. Go on with: {command}")
             return code
         error = f", test error {outcome.scores.error:.3%}" if outcome.scores else ""
-        say(f"Finished {outcome.step:,} steps{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz")
+        steps = f"{outcome.step:,} steps"
+        if outcome.reason == "finished" and outcome.step < recipe.training.steps:
+            steps += f" of {recipe.training.steps:,}, for which there was time"
+        say(f"Finished {steps}{error}. See {out / 'report.html'}; next: oformer predict {out} INPUT.npz")
         return code
 
 
@@ -575,15 +587,19 @@ class Demo:
     out: Path = Path("outputs/demo")
     """Where data, run and report go."""
     minutes: float = 4.0
-    """The most that training may take."""
+    """A time budget for training: a slow machine goes through the whole schedule in fewer steps."""
     fresh: bool = False
     """Begin again instead of going on with what is there."""
 
     def run(self, rest: list[str]) -> int:
         """Run the demo."""
+        import torch
+
         from oformer.demo import demo
         from oformer.recipes import recipe_named
 
+        # Its small model is as fast in one thread as in two, and many times faster where others use the same cores.
+        torch.set_num_threads(1)
         recipe = _override(recipe_named("burgers-demo"), rest)
         return demo(recipe, self.out, minutes=self.minutes, fresh=self.fresh, program=_program())
 
@@ -1092,7 +1108,7 @@ def _device(choice: Device) -> str:
 
 def _left(minutes: float | None, started: float) -> float | None:
     """What is left of the minutes that a command was given when it began."""
-    return None if minutes is None else max(minutes - (time.monotonic() - started) / 60, LEAST_MINUTES)
+    return None if minutes is None else minutes - (time.monotonic() - started) / 60
 
 
 def _mesh_rows(scores: "Scores", channels: Sequence[str]) -> list[tuple[str, str]]:

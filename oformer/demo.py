@@ -19,7 +19,7 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     Args:
         recipe: what to train.
         out: where data, run and report go.
-        minutes: the most that training may take.
+        minutes: a time budget for training; a slow machine goes through the whole schedule in fewer steps.
         fresh: begin again.
         program: how the command line is called here.
     """
@@ -32,11 +32,12 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
     splits = train_and_test(data, recipe)
     outcome = train(recipe, run, splits, device=device, max_minutes=minutes)
-    if outcome.reason not in ("finished", "patience", "time"):
+    if not outcome.finished:
         say(f"Stopped ({outcome.reason}) at step {outcome.step}; everything is saved. The same command goes on.")
         return 130
-    if outcome.reason == "time":
-        say(f"Time is up at step {outcome.step} of {recipe.training.steps}; the same command goes on. So far:")
+    if outcome.reason == "finished" and outcome.step < recipe.training.steps:
+        say(f"{minutes:g} minutes had room for {outcome.step:,} of {recipe.training.steps:,} steps, with the whole "
+            "schedule of the learning rate in them. For more: --fresh --minutes, with a larger number.")  # fmt: skip
     say("3. The same weights on other grids than the one they were trained on:")
     rows = resolution_sweep(outcome.operator, splits[1])
     table(

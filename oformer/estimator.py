@@ -57,7 +57,6 @@ NEEDED = ("coords", "inputs", "targets")
 KEYS = (*NEEDED, "query_coords", "query_features", "weights", "query_weights", "parameters")
 
 TIMED_STEPS = 6  # enough to see past the slow first ones
-PLANNED = 0.85  # of a time budget: evaluations, and a machine that is busier later, take the rest
 MOST_STEPS = 100_000  # that a time budget is filled with
 FEW_STEPS = 1000  # with fewer, a small model comes further
 SMALL = (48, 2)  # width and depth of one
@@ -132,8 +131,9 @@ class OperatorRegressor:
             depth: attention blocks of its encoder.
             batch: samples per step.
             steps: training steps.
-            minutes: about how long `fit` may take. Steps are planned to fill it after a few timed ones (or fewer,
-                if `steps` says so); since a clock decides, results then differ a little from run to run.
+            minutes: a time budget for `fit`. It is filled with steps (or ended early, if `steps` says so), and the
+                schedule of the learning rate ends with it, however fast the machine is and whether or not its speed
+                changes; since a clock decides, results then differ a little from run to run.
             attention: galerkin, fourier or softmax.
             rate: the peak learning rate.
             test_fraction: the share of the samples that is held out, at least one; drawn at random.
@@ -229,8 +229,10 @@ class OperatorRegressor:
             if not self.quiet or self.minutes is not None:
                 sizes, speed = self._plan(sizes, (learned, test.subset([0])), device, Path(folder), started)
                 self._tell(_words_on_plan(sizes, speed, device))
-            recipe = self._recipe(sizes, (learned, test))
-            left = None if self.minutes is None else self.minutes - (time.monotonic() - started) / 60
+            recipe, left = self._recipe(sizes, (learned, test)), None
+            if self.minutes is not None:  # a faster machine later on is to do more steps than are planned
+                recipe = self._recipe(dataclasses.replace(sizes, steps=self.steps or MOST_STEPS), (learned, test))
+                left = self.minutes - (time.monotonic() - started) / 60
             outcome = train(
                 recipe,
                 Path(folder) / "run",
@@ -438,15 +440,14 @@ class OperatorRegressor:
         folder: Path,
         started: float,
     ) -> tuple[Sizes, float]:
-        """Sizes with as many steps as the time budget has room for, and the steps per second.
+        """Sizes with as many steps as the time budget has room for at the speed of now, and the steps per second.
 
-        The learning rate then gets to the end of its schedule. Where there is room for few steps only, a small model
-        gets further in the same time.
+        Where there is room for few steps only, a small model gets further in the same time.
         """
         speed = self._speed(sizes, data, device, folder / f"timed-{sizes.width}-{sizes.depth}")
         if self.minutes is None:
             return sizes, speed
-        room = max(1, int(PLANNED * (60 * self.minutes - time.monotonic() + started) * speed))
+        room = max(1, int((60 * self.minutes - time.monotonic() + started) * speed))
         small = dataclasses.replace(sizes, width=self.width or SMALL[0], depth=self.depth or SMALL[1])
         if room < min(FEW_STEPS, self.steps or FEW_STEPS) and small != sizes:
             return self._plan(small, data, device, folder, started)

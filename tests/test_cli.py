@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from oformer import analysis
 from oformer.cli import COMMANDS, main, parse
@@ -156,7 +157,8 @@ def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained
 
 
 def test_the_minutes_of_a_training_count_from_the_command(tmp_path, monkeypatch, capsys):
-    """What a machine is lent for is spent on data too; and a command that comes late still gets further."""
+    """What a machine is lent for is spent on data too; and a command that comes late still gets further, but makes no
+    operator of a moment's training."""
     from oformer import cli as module
     from oformer import report
     from oformer.training import datasets, loop
@@ -170,18 +172,36 @@ def test_the_minutes_of_a_training_count_from_the_command(tmp_path, monkeypatch,
         clock[0] += 90
         return open_data(*arguments, **options)
 
-    def stopped(*arguments, max_minutes, **options):
-        given.append(max_minutes)
+    def stopped(*arguments, max_minutes, stop_after, **options):
+        given.append((max_minutes, stop_after))
         return SimpleNamespace(finished=False, reason="time", step=3)
 
     monkeypatch.setattr(datasets, "open_data", slowly)
     monkeypatch.setattr(loop, "train", stopped)
     monkeypatch.setattr(report, "write_report", lambda *a, device: reported.append(device))
-    for minutes in (["--max-minutes", "10"], ["--max-minutes", "1"], []):
+    for minutes in (["--stop-after", "10"], ["--stop-after", "1"], ["--max-minutes", "10"], []):
         assert main(["train", "burgers-demo", "--device", "cpu", *SMALL, *minutes]) == 0
-    assert given == [pytest.approx(8.5), module.LEAST_MINUTES, None]
-    assert reported == ["cpu"] * 3
+    late = pytest.approx(8.5)
+    assert given == [(None, late), (None, module.LEAST_MINUTES), (late, None), (None, None)]
+    assert reported == ["cpu"] * 4
     assert "Writing the report: predicting 4 test samples" in capsys.readouterr().err
+    assert main(["train", "burgers-demo", "--device", "cpu", *SMALL, "--max-minutes", "1"]) == 0
+    assert len(given) == len(reported) == 4
+    assert "--max-minutes 1 were over before training" in capsys.readouterr().err
+
+
+def test_the_demo_takes_one_thread_whatever_torch_would_take(monkeypatch):
+    from oformer import demo as module
+
+    threads = []
+    monkeypatch.setattr(module, "demo", lambda *a, **options: threads.append(torch.get_num_threads()) or 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert main(["demo"]) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
 
 
 def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
@@ -384,6 +404,7 @@ def test_help_is_that_of_the_recipe_where_one_is_named_and_of_the_command_elsewh
     plain = cli("train", "--device", "cpu", "--help", cwd=tmp_path).stdout
     assert plain.startswith("usage: python -m oformer train [-h] [TRAIN OPTIONS] [NAME]\n")
     assert "--max-minutes" in plain
+    assert "--stop-after" in plain
     nothing = cli("train", "--data", "nothing.h5", "--help", cwd=tmp_path)
     assert nothing.returncode == 2
     assert "nothing there" in nothing.stderr

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from oformer.data.dataset import View
 from oformer.demo import demo
 from oformer.recipes import recipe_named
+from oformer.training.journal import read_journal
 from tests.tiny import tiny_recipe
 
 
@@ -35,12 +37,17 @@ def test_the_whole_way_in_small(tmp_path, capsys):
     assert scores_of(tmp_path / "run") == before
 
 
-def test_out_of_time_it_shows_what_there_is_and_goes_on(tmp_path, capsys):
-    recipe = tiny_recipe(steps=3)
-    assert demo(recipe, tmp_path, minutes=0.0) == 0
-    assert "Time is up at step 1 of 3" in capsys.readouterr().err
-    assert demo(recipe, tmp_path) == 0
-    assert "Time is up" not in capsys.readouterr().err
+def test_where_time_is_short_the_schedule_is_shortened_and_the_run_is_finished(tmp_path, capsys):
+    recipe = tiny_recipe(steps=4000)
+    assert demo(recipe, tmp_path, minutes=0.01) == 0
+    (steps,) = re.findall(r"^0\.01 minutes had room for (\d+) of 4,000 steps.*--fresh", capsys.readouterr().err, re.M)
+    records = read_journal(tmp_path / "run")
+    assert (records[-1]["kind"], records[-1]["reason"], records[-1]["step"]) == ("stop", "finished", int(steps))
+    (*_, last) = (record["rate"] for record in records if record["kind"] == "train")
+    assert last == pytest.approx(recipe.training.optimizer.rate / 10 / 10)  # the end of the cycle
+    journal = (tmp_path / "run" / "journal.jsonl").read_text()
+    assert demo(recipe, tmp_path, minutes=0.01) == 0
+    assert (tmp_path / "run" / "journal.jsonl").read_text() == journal
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 from oformer.errors import InputError
 from oformer.estimator import OperatorRegressor
 from oformer.predict import Predictor
+from oformer.training.optimizers import Descent
+from oformer.training.recipe import Training
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "own-data.md"
 SMALL = {"width": 32, "depth": 1, "batch": 4, "steps": 3, "quiet": True, "device": "cpu"}
@@ -226,14 +229,20 @@ def test_sizes_follow_the_data_and_settings_come_first():
     assert told.predictor_.operator.model.config.attention == "fourier"
 
 
-def test_a_time_budget_is_kept_and_the_schedule_is_planned_for_it(capsys):
-    given = arrays(count=20)
+def test_a_time_budget_is_filled_and_ends_with_the_schedule(capsys, monkeypatch):
+    given, rates, step = arrays(count=20), [], Descent.step
+    monkeypatch.setattr(Descent, "step", lambda self, factor, beta1: (rates.append(factor), step(self, factor, beta1)))
+    started = monotonic()
     model = OperatorRegressor(width=24, depth=1, minutes=0.05, device="cpu").fit(**given)
+    assert monotonic() - started > 2.5
     said = capsys.readouterr().err
-    assert 1 <= model.step_ <= model.sizes_.steps < 1000
+    assert 1 <= model.step_ < 1000
+    cycle = Training(steps=1).schedule
+    assert rates[-1] == pytest.approx(cycle.at(1, 1)[0])
+    assert max(rates) > 0.9
     assert re.search(r"^Data: 18 samples to learn from, 2 held out; 2-D, 10 input points, 2 to 3 frames", said, re.M)
     assert re.search(rf"^Plan: width=24, depth=1, .*steps={model.sizes_.steps}, .*about \d+ s on cpu", said, re.M)
-    assert re.search(r"^Done: .* mean \d+\.\d+%, worst \d+\.\d+%", said, re.M)
+    assert re.search(rf"^Done: {model.step_} steps,.* mean \d+\.\d+%, worst \d+\.\d+%", said, re.M)
 
 
 def test_a_budget_of_few_steps_is_spent_on_a_small_model_unless_told_otherwise():

@@ -69,7 +69,7 @@ def test_training_runs_stops_and_goes_on_there(tmp_path):
     recipe = tiny_recipe(steps=30, precision="tf32", compile=False)  # shape checks cannot be compiled
     data = open_data(recipe, tmp_path / "data", device="cuda")
     splits = data.split("train"), data.split("test")
-    first = train(recipe, tmp_path / "run", splits, device="cuda", max_minutes=0.0, quiet=True, tensorboard=False)
+    first = train(recipe, tmp_path / "run", splits, device="cuda", stop_after=0.0, quiet=True, tensorboard=False)
     last = train(recipe, tmp_path / "run", splits, device="cuda", quiet=True, tensorboard=False)
     assert (first.step, last.step) == (1, 30)
     losses = [r["loss"] for r in read_journal(tmp_path / "run") if r["kind"] == "train"]

@@ -94,7 +94,7 @@ class Console:
         """Where the run stands."""
         text = _numbers(numbers)
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, numbers=text)
+            self.bar.update(self.task, completed=step, total=self.steps, numbers=text)
         elif not self.quiet:
             left = numbers.get("steps_per_second", 0)
             time_left = f", {_duration((self.steps - step) / left)} left" if left else ""

@@ -50,6 +50,7 @@ from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores, errors_of, summarize
 from oformer.training.journal import Console, Journal
 from oformer.training.optimizers import Average, Descent
+from oformer.training.pace import Pace
 from oformer.training.recipe import Recipe, Training
 from oformer.training.schedules import begin_later, with_noise
 from oformer.training.step import Stepper, used_precision
@@ -89,7 +90,9 @@ class _State:
     average: Average | None
     startup_seconds: float | None = None  # from the call to the end of the first step, until it is written down
     step: int = 0
+    reached: float = 0.0  # how much of the schedule is trained, in steps of the recipe: without a time budget, `step`
     minutes: float = 0.0
+    minutes_of_budget: float = 0.0  # those of calls with a time budget
     best: float | None = None
     evaluations_since_best: int = 0
     scores: Scores | None = None
@@ -102,6 +105,7 @@ def train(
     *,
     device: torch.device | str = "cpu",
     max_minutes: float | None = None,
+    stop_after: float | None = None,
     quiet: bool = False,
     tensorboard: bool = True,
     ranks: Ranks = ALONE,
@@ -114,7 +118,10 @@ def train(
         folder: the run; what is there is continued, never thrown away.
         data: the training and the test split.
         device: where to compute.
-        max_minutes: stop cleanly so long after this call; another one goes on.
+        max_minutes: a time budget for the whole run: where the recipe's steps take longer, fewer steps go through its
+            whole schedule, so that the run ends with the learning rate at its end (`oformer/training/pace.py`). A run
+            that is stopped and resumed has the rest of its budget. Which weights come out depends on the clock.
+        stop_after: stop this call cleanly after so many minutes; another one goes on with the recipe's steps.
         quiet: show nothing.
         tensorboard: also write TensorBoard events, where it is installed.
         ranks: the processes that make this call together.
@@ -125,7 +132,7 @@ def train(
     _check(recipe, ranks)
     _check_counts(recipe, data)
     with _claimed(folder, recipe, own, ranks):
-        return _go_on(recipe, folder, data, device, started, max_minutes, quiet, tensorboard, ranks)
+        return _go_on(recipe, folder, data, device, started, max_minutes, stop_after, quiet, tensorboard, ranks)
 
 
 def _go_on(
@@ -135,6 +142,7 @@ def _go_on(
     device: torch.device,
     started: float,
     max_minutes: float | None,
+    stop_after: float | None,
     quiet: bool,
     tensorboard: bool,
     ranks: Ranks,
@@ -142,7 +150,7 @@ def _go_on(
     """Train in a folder that is ours, from its newest checkpoint or from the start."""
     settings = recipe.training
     state = _begin(recipe, folder, data[0], device, ranks)
-    if state.step >= settings.steps:
+    if state.reached >= settings.steps:
         return Outcome(_usable(state), state.step, "finished", state.scores)
     journal = Journal(folder, state.step, tensorboard) if ranks.first else None
     console = Console(recipe.name, settings.steps, state.step, quiet or not ranks.first)
@@ -150,32 +158,48 @@ def _go_on(
         journal.write("start", state.step, **_provenance(recipe, state, data[0], device, ranks))
     loader, test = (_loader(recipe, split, state, device, ranks) for split in data)
     reason, first = "finished", state.step
-    mark, before = (time.monotonic(), state.step), state.minutes
+    mark, before = (time.monotonic(), state.step), (state.minutes, state.minutes_of_budget)
+    pace = Pace(
+        settings.steps, state.reached, minutes=max_minutes, spent=state.minutes_of_budget,
+        evaluation=-(-len(data[1]) // settings.batch), started=started, device=device, ranks=ranks,
+    )  # fmt: skip
     try:
         with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
             for batch in loader.stream(state.step):
+                position, reached = pace.next(state.reached), state.reached
                 try:
-                    numbers = _descend(recipe, state, batch, ranks)
+                    numbers = _descend(recipe, state, batch, position, ranks)
                 except torch.OutOfMemoryError as error:
                     raise _out_of_memory(settings, batch, device) from error
                 if state.step == first:
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
                     state.startup_seconds = time.monotonic() - started
+                pace.stepped()
                 state.step += 1
-                state.minutes = before + (time.monotonic() - started) / 60
-                last = state.step == settings.steps
-                if state.step % settings.log_every == 0 or last:
+                state.reached = position + 1
+                minutes = (time.monotonic() - started) / 60
+                state.minutes = before[0] + minutes
+                state.minutes_of_budget = before[1] + (0.0 if max_minutes is None else minutes)
+                last = state.reached >= settings.steps
+                logs, evaluates, saves = (
+                    state.reached // every > reached // every
+                    for every in (settings.log_every, settings.evaluate_every, settings.checkpoint_every)
+                )
+                if logs or last:
+                    console.steps = state.step + math.ceil((settings.steps - state.reached) / pace.advance)
                     mark = _log(recipe, state, numbers, mark, journal, console, folder, ranks)
-                if state.step % settings.evaluate_every == 0 or last:
-                    _evaluate(recipe, state, test, journal, console, ranks)
+                if (evaluates and pace.evaluates) or last:
+                    with pace.aside("evaluation"):
+                        _evaluate(recipe, state, test, journal, console, ranks)
                 out_of_patience = settings.patience is not None and state.evaluations_since_best >= settings.patience
-                out_of_time = max_minutes is not None and time.monotonic() - started > 60 * max_minutes
+                out_of_time = stop_after is not None and time.monotonic() - started > 60 * stop_after
                 # A signal or a clock reaches ranks at different steps; what one wants, all do at this step.
                 wish = _WISHES[ranks.highest(_WISHES.index(asked.name or ("time" if out_of_time else "")))]
                 stop = last or out_of_patience or bool(wish)
-                if state.step % settings.checkpoint_every == 0 or stop:
-                    _save(recipe, state, folder, data[0], device, ranks)
+                if saves or stop:
+                    with pace.aside("checkpoint"):
+                        _save(recipe, state, folder, data[0], device, ranks)
                 if stop:
                     reason = "finished" if last else "patience" if out_of_patience else wish
                     break
@@ -317,6 +341,8 @@ class _Progress:
     evaluations_since_best: int
     average_updates: int
     scores: dict[str, Any] | None
+    reached: float | None = None  # None: as many as `step`, in runs that were begun before there were time budgets
+    minutes_of_budget: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -375,6 +401,8 @@ def _restore(state: _State, saved: _Saved) -> None:
             for i, parameter in enumerate(state.average.parameters):
                 parameter.copy_(groups["weights"][str(i)])
     state.step, state.minutes, state.best = progress.step, progress.minutes, progress.best
+    state.reached = float(state.step) if progress.reached is None else progress.reached
+    state.minutes_of_budget = progress.minutes_of_budget
     state.evaluations_since_best = progress.evaluations_since_best
     state.scores = Scores.of(progress.scores) if progress.scores else None
     if state.stepper.scale is not None and "scale" in groups:
@@ -429,7 +457,9 @@ def _save(recipe: Recipe, state: _State, folder: Path, data: PointDataset, devic
     scores = state.scores.to_json() if state.scores else None
     progress = _Progress(
         step=state.step,
+        reached=state.reached,
         minutes=state.minutes,
+        minutes_of_budget=state.minutes_of_budget,
         best=state.best,
         evaluations_since_best=state.evaluations_since_best,
         average_updates=state.average.updates if state.average else 0,
@@ -479,8 +509,11 @@ def _loader(recipe: Recipe, data: PointDataset, state: _State, device: torch.dev
     return Loader(data, settings.batch, seed=settings.seed, device=device, rank=rank, world=world, round_to=round_to)
 
 
-def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[str, Tensor]:
-    """One step down: change the batch as the recipe asks, compare, move. Returns this rank's loss and its parts."""
+def _descend(recipe: Recipe, state: _State, batch: Batch, position: float, ranks: Ranks) -> dict[str, Tensor]:
+    """One training step at a position on the schedule: change the batch as the recipe asks, compare, move.
+
+    Returns this rank's loss and its parts.
+    """
     settings, spec, step = recipe.training, state.operator.spec, state.step
     # Ranks that hold other samples draw on their own; those that hold other points of the same samples draw alike.
     key = () if ranks.share == (0, 1) else (ranks.rank,)
@@ -488,7 +521,9 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
         batch = recipe.problem.augment(batch, torch_generator(settings.seed, step, 0, *key))
     times = spec.out_times
     if settings.horizon is not None:
-        before, times = (settings.horizon.at(s, settings.steps, spec.out_times) for s in (step - 1, step))
+        before, times = (
+            settings.horizon.at(at, settings.steps, spec.out_times) for at in (state.reached - 1, position)
+        )
         if times > before:
             state.stepper.forget()  # the shorter horizon does not come back
     if settings.windows:
@@ -507,7 +542,7 @@ def _descend(recipe: Recipe, state: _State, batch: Batch, ranks: Ranks) -> dict[
     batch = ranks.our_points(batch)
     with ranks.points_together():
         numbers = state.stepper(batch, times)
-    state.descent.step(*settings.schedule.at(step, settings.steps))
+    state.descent.step(*settings.schedule.at(position, settings.steps))
     if state.average is not None:
         state.average.update()
     return numbers
@@ -528,7 +563,7 @@ def _log(
     written = dict(zip(numbers, means, strict=True))
     if not math.isfinite(written["loss"]):
         raise TrainingDiverged(state.step, _last_good(folder))
-    factor, _ = recipe.training.schedule.at(state.step - 1, recipe.training.steps)
+    factor, _ = recipe.training.schedule.at(state.reached - 1, recipe.training.steps)
     rate = recipe.training.optimizer.rate * factor
     now = time.monotonic()
     speed = (state.step - mark[1]) / max(now - mark[0], 1e-9)

@@ -1,6 +1,7 @@
 """What changes while training goes on: the learning rate, the horizon, the points that are dropped.
 
-Each is a pure function of the step (and a seed), so a resumed run needs no state for any of them.
+Each is a pure function of the position on the schedule (and a seed). The position, counted from zero, is the number of
+the step, or a fraction between two of them where a time budget chooses it (`oformer/training/pace.py`).
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ class OneCycle:
     end: float = 1e4  # and ends at peak / start / end
     beta1: tuple[float, float] = (0.95, 0.85)  # at the ends and at the peak
 
-    def at(self, step: int, steps: int) -> tuple[float, float]:
-        """The factor of the peak rate, and beta1, for a step counted from zero."""
+    def at(self, step: float, steps: int) -> tuple[float, float]:
+        """The factor of the peak rate, and beta1, at a position on a schedule of `steps`."""
         low, floor = 1 / self.start, 1 / self.start / self.end
         top = self.warmup * steps - 1
         if step <= top:
@@ -50,8 +51,8 @@ class Horizon:
     ramp: float = 0.16  # the share of training after which the longest horizon is asked for
     last: int | None = None  # the longest one; None: all frames of a sample
 
-    def at(self, step: int, steps: int, times: int) -> int:
-        """How many frames to predict at a step, of `times` in all."""
+    def at(self, step: float, steps: int, times: int) -> int:
+        """How many frames to predict at a position on a schedule of `steps`, of `times` in all."""
         times = min(times, self.last or times)
         if step >= self.ramp * steps:
             return times

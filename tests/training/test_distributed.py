@@ -196,12 +196,10 @@ def still(recipe: Recipe) -> Recipe:
     )
 
 
-def run(ranks: Ranks, recipe: Recipe, folder: Path, store: Path, max_minutes: float | None = None) -> loop.Outcome:
+def run(ranks: Ranks, recipe: Recipe, folder: Path, store: Path, **minutes: float | None) -> loop.Outcome:
     data = PointDataset.open(store, recipe.data.view)
-    return train(
-        recipe, folder, (data.split("train"), data.split("test")),
-        quiet=True, tensorboard=False, max_minutes=max_minutes, ranks=ranks,
-    )  # fmt: skip
+    splits = data.split("train"), data.split("test")
+    return train(recipe, folder, splits, quiet=True, tensorboard=False, ranks=ranks, **minutes)
 
 
 def run_on_rank(rank: int, split: str, recipe: Recipe, folder: Path, store: Path) -> dict[str, Any]:
@@ -272,7 +270,7 @@ def test_a_signal_to_one_rank_stops_both_and_resumed_equals_uninterrupted(two, t
 
 
 def impatient(rank: int, recipe: Recipe, folder: Path, store: Path) -> tuple[int, str]:
-    outcome = run(Ranks(rank, 2), recipe, folder, store, max_minutes=0.0 if rank == 1 else None)
+    outcome = run(Ranks(rank, 2), recipe, folder, store, stop_after=0.0 if rank == 1 else None)
     return outcome.step, outcome.reason
 
 
@@ -287,9 +285,33 @@ def test_time_running_out_on_one_rank_stops_both_and_one_process_goes_on(two, tm
     assert rest.scores.error == pytest.approx(whole.scores.error, rel=1e-4)
 
 
+def hurried(rank: int, recipe: Recipe, folder: Path, store: Path) -> tuple[list[float], int, bool]:
+    """Positions on the schedule where the time budget of the first rank is over at once, that of the second never."""
+    descend, positions = loop._descend, []
+
+    def noted(recipe, state, batch, position, ranks):
+        positions.append(position)
+        return descend(recipe, state, batch, position, ranks)
+
+    loop._descend = noted
+    try:
+        outcome = run(Ranks(rank, 2), recipe, folder, store, max_minutes=0.0001 if rank == 0 else 60.0)
+    finally:
+        loop._descend = descend
+    return positions, outcome.step, outcome.finished
+
+
+def test_the_clock_of_the_first_rank_sets_the_pace_of_all(two, tmp_path, store):
+    first, second = two(hurried, still(tiny_recipe(steps=200, evaluate_every=50)), tmp_path, store)
+    assert first == second
+    positions, steps, finished = first
+    assert (len(positions), positions[-1], finished) == (steps, 199, True)
+    assert steps < 50
+
+
 def test_two_ranks_go_on_where_one_stopped(two, tmp_path, store):
     recipe = still(tiny_recipe(steps=4, evaluate_every=4))
-    run(ALONE, recipe, tmp_path / "parts", store, max_minutes=0.0)
+    run(ALONE, recipe, tmp_path / "parts", store, stop_after=0.0)
     two(run_on_rank, "samples", recipe, tmp_path / "parts", store)
     run(ALONE, recipe, tmp_path / "whole", store)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)

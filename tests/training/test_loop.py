@@ -190,7 +190,7 @@ def test_time_limit_stops_cleanly_and_goes_on(tmp_path, splits):
     recipe = tiny_recipe(steps=5)
     steps = []
     for _ in range(5):
-        outcome = run(recipe, tmp_path, splits, max_minutes=0.0)
+        outcome = run(recipe, tmp_path, splits, stop_after=0.0)
         steps.append((outcome.step, outcome.reason))
     assert steps == [(1, "time"), (2, "time"), (3, "time"), (4, "time"), (5, "finished")]
     assert run(recipe, tmp_path, splits).step == 5
@@ -440,7 +440,7 @@ def test_it_learns(tmp_path, splits):
 
 
 def test_going_on_with_data_of_another_shape_is_refused(tmp_path, splits, tiny_data):
-    run(tiny_recipe(steps=2), tmp_path, splits, max_minutes=0.0)
+    run(tiny_recipe(steps=2), tmp_path, splits, stop_after=0.0)
     finer = tiny_data.with_view(View(points=(64,)))
     with pytest.raises(InputError, match=r"was begun with.*grid=\(64,\).*grid=\(32,\)"):
         run(tiny_recipe(steps=2), tmp_path, (finer.split("train"), finer.split("test")))

@@ -58,6 +58,15 @@ def test_one_cycle_works_for_a_single_step_and_stays_down_after_the_end():
     assert OneCycle().at(1000, 100) == OneCycle().at(99, 100)
 
 
+def test_between_two_steps_rate_and_horizon_lie_between_theirs():
+    """Where a time budget chooses positions (pace.py)."""
+    cycle, horizon = OneCycle(warmup=0.25, start=100.0, end=50.0), Horizon(first=4, ramp=0.5)
+    for step in range(98):
+        (low, _), (rate, _), (high, _) = (cycle.at(step + share, 100) for share in (0.0, 0.4, 1.0))
+        assert min(low, high) < rate < max(low, high) or step in (23, 24)  # around the peak
+        assert horizon.at(step, 100, 20) <= horizon.at(step + 0.4, 100, 20) <= horizon.at(step + 1, 100, 20)
+
+
 def switches(horizon: Horizon, steps: int, times: int) -> list[tuple[int, int]]:
     """(first step, frames) of each stage, steps counted from zero."""
     frames = [horizon.at(step, steps, times) for step in range(int(horizon.ramp * steps) + 3)]

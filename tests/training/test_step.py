@@ -360,7 +360,7 @@ def test_a_recorded_run_is_the_plain_run_and_goes_on_as_one(tmp_path, tiny_data,
     graphs = with_fake_graphs(monkeypatch)
     run(recipe, tmp_path / "recorded", tiny_data)
     assert graphs.records == 2
-    while not run(recipe, tmp_path / "parts", tiny_data, max_minutes=0.0).finished:
+    while not run(recipe, tmp_path / "parts", tiny_data, stop_after=0.0).finished:
         pass
     plain = state_of(tmp_path / "plain")
     for name in ("recorded", "parts"):
@@ -389,7 +389,7 @@ def test_a_longer_horizon_lets_the_recordings_of_shorter_ones_go(tmp_path, monke
 
     monkeypatch.setattr(Stepper, "__call__", watched)
     monkeypatch.setattr(Stepper, "forget", lambda self: (forgotten.append(len(asked)), forget(self)))
-    while not run(recipe, tmp_path / "parts", data, max_minutes=0.0).finished:
+    while not run(recipe, tmp_path / "parts", data, stop_after=0.0).finished:
         pass
     assert asked == sorted(asked)
     grown = [step for step in range(1, 12) if asked[step] > asked[step - 1]]
@@ -421,7 +421,7 @@ def test_dropped_points_come_in_few_sizes(tmp_path, tiny_data, monkeypatch):
 
 def test_the_first_row_says_how_long_the_start_took(tmp_path, tiny_data):
     recipe = tiny_recipe(steps=3)
-    run(recipe, tmp_path, tiny_data, max_minutes=0.0)
+    run(recipe, tmp_path, tiny_data, stop_after=0.0)
     run(recipe, tmp_path, tiny_data)
     rows = [r for r in read_journal(tmp_path) if r["kind"] == "train"]
     assert ["startup_seconds" in row for row in rows] == [True, True, False]
@@ -429,7 +429,7 @@ def test_the_first_row_says_how_long_the_start_took(tmp_path, tiny_data):
 
 
 def test_a_run_may_go_on_compiled_or_captured_otherwise(tmp_path, tiny_data):
-    run(tiny_recipe(steps=2, capture=False), tmp_path, tiny_data, max_minutes=0.0)
+    run(tiny_recipe(steps=2, capture=False), tmp_path, tiny_data, stop_after=0.0)
     assert run(tiny_recipe(steps=2, compile=False), tmp_path, tiny_data).finished
 
 
@@ -818,7 +818,7 @@ def test_a_captured_run_ends_where_a_plain_one_does_and_goes_on(tmp_path, tiny_d
     if not drop:
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, drop=None))
     whole = run(recipe, tmp_path / "whole", tiny_data, device="cuda")
-    run(recipe, tmp_path / "parts", tiny_data, device="cuda", max_minutes=0.0)
+    run(recipe, tmp_path / "parts", tiny_data, device="cuda", stop_after=0.0)
     parts = run(recipe, tmp_path / "parts", tiny_data, device="cuda")
     assert parts.scores is not None
     assert parts.scores.error == pytest.approx(whole.scores.error, rel=2e-2)
