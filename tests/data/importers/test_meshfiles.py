@@ -208,6 +208,7 @@ def test_every_bad_file_is_one_sentence(tmp_path, capfd):
         "far.vtu": "corners among the 7 points",
         "elsewhere.xdmf": r"in a file beside it, got `\.\./secret.h5",
         "binary.xdmf": "`Binary`",
+        "missing.xdmf": "a file none.h5 beside .*, got none",
     }
     capfd.readouterr()
     files = sorted(folder.iterdir())
