@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import struct
 import time
 import warnings
@@ -126,8 +127,33 @@ def finite_json(content: Any) -> Any:
     return content
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a device or a pipe, from which a read may never return."""
+    with contextlib.suppress(OSError):  # absent or forbidden: whoever opens it says so
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise InputError(f"a file at {path}", "a device or a pipe", "Check the path")
+
+
+def spare_memory() -> float:
+    """Bytes that reading one file may take: half of the memory that is free, or of all where the system tells no more.
+
+    Half, because an array passes from where it is read to where it is used.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 0.5 * 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    except (OSError, StopIteration):  # only Linux has it
+        pass
+    try:
+        return 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return math.inf
+
+
 def read_json(path: Path) -> Any:
     """Read JSON, with a sentence instead of a stack trace where it is missing or broken."""
+    check_regular(path)
     try:
         # NaN is no JSON, and nothing of ours writes it.
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
@@ -320,19 +346,34 @@ def save_npz(path: Path, **arrays: np.ndarray) -> None:
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """Read a .npz, or a .npy as the one array `coords`; pickled objects are refused."""
+    check_regular(path)
     if not path.is_file():
         raise InputError(f"a file at {path}", "nothing there", "Check the path")
     try:
         # Opened here, because numpy leaves a file open that turns out to be no archive.
         with path.open("rb") as file:
+            size = path.stat().st_size
+            if file.read(4) == b"PK\x03\x04":
+                # A member never gives more bytes than the archive's list says, and numpy fills no more of an array.
+                size = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
+            if size > spare_memory():
+                raise MemoryError(f"{size / 2**30:.3g} GiB")
+            file.seek(0)
             content = np.load(file, allow_pickle=False)
             if isinstance(content, np.ndarray):
                 return {"coords": content}
             with content:
                 return {name: content[name] for name in content.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except MemoryError as error:
         raise InputError(
-            f"a .npz or .npy file of plain arrays at {path}", f"another ({error})", "Save it with numpy.savez"
+            f"arrays at {path} of at most half of the memory that is free",
+            f"more ({error})",
+            "Save them in several files, or in HDF5; if they should be small, the file is damaged",
+        ) from error
+    except Exception as error:  # foreign bytes make zipfile, its decompressors and numpy fail in every way
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(
+            f"a .npz or .npy file of plain arrays at {path}", f"another ({reason})", "Save it with numpy.savez"
         ) from error
 
 
@@ -341,6 +382,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
     The arrays are read-only views of one map, so a file costs one map however many arrays it holds.
     """
+    check_regular(path)
     damaged = "The file is truncated or foreign; make or copy it again"
     size = 0
     try:

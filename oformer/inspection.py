@@ -10,7 +10,7 @@ from oformer.checkpoint import CONFIG, checkpoints, load_checkpoint, parameter_c
 from oformer.data.importers import SUFFIXES, is_importable_folder, recognize
 from oformer.data.store import Store
 from oformer.errors import InputError
-from oformer.files import load_npz, map_arrays
+from oformer.files import check_regular, load_npz, map_arrays
 from oformer.training.journal import JOURNAL, read_journal
 
 
@@ -23,6 +23,7 @@ def describe(path: Path, verify: bool = False) -> str:
     """
     if not path.exists():
         raise InputError(f"a file or folder at {path}", "nothing there", "Check the path")
+    check_regular(path)
     if path.is_dir():
         if (path / "dataset.json").exists():
             return _dataset(Store.open(path), verify)

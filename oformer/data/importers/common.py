@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from oformer.data.importers.apart import too_large, unreadable
 from oformer.errors import InputError
 from oformer.fields import Card, Field, Sample, Spec, check_finite
+from oformer.files import spare_memory
 from oformer.meshes.grids import line_weights
 
+SAMPLE = 4096  # bytes of a sample beside its values
 IN_TIMES = 10  # frames that the papers give a model of the 20 to 50 there are
 
 Block = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]  # inputs and targets (samples, times, *grid, channels)
@@ -63,6 +66,13 @@ class Layout:
     def points(self) -> int:
         """How many points a sample has, or the largest of those known."""
         return max(self.sizes) if self.sizes else math.prod((self.spec and self.spec.grid) or ())
+
+    @property
+    def sample_bytes(self) -> int:
+        """The values of a sample in float32."""
+        spec = self.spec
+        numbers = spec.in_times * spec.in_channels + spec.out_times * spec.out_channels if spec else 0
+        return 4 * self.points * numbers
 
     def __str__(self) -> str:
         lines = [
@@ -120,6 +130,7 @@ class Opened:
     def samples(self, first: int, end: int) -> list[Sample]:
         """The samples from `first` to `end`, all of finite numbers."""
         with reading(self.path, f"the samples {first} to {end - 1}"):
+            check_room((end - first) * (2 * self.layout.sample_bytes + SAMPLE))
             samples = self.take(first, end)
         for i, sample in enumerate(samples, first):
             where = f"sample {i} of {self.path.name}"
@@ -179,13 +190,17 @@ def reading(path: Path, what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except MemoryError as error:
+        raise too_large(path, what) from error
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
-        raise InputError(
-            f"{what} in {path}",
-            f"something that cannot be read ({type(error).__name__}: {reason})",
-            "It is damaged, cut short or foreign; copy it again",
-        ) from error
+        raise unreadable(path, what, f"{type(error).__name__}: {reason}") from error
+
+
+def check_room(size: float) -> None:
+    """Refuse to allocate so many bytes where they are more than there are to spare."""
+    if size > spare_memory():
+        raise MemoryError(f"{size / 2**30:.3g} GiB")
 
 
 def check_numbers(path: Path, name: str, dtype: np.dtype) -> None:
@@ -232,13 +247,12 @@ def even(axis: np.ndarray) -> bool:
     return bool(np.abs(gaps - gaps.mean()).max() <= 1e-3 * abs(gaps.mean()))
 
 
-def checked_axis(path: Path, name: str, axis: np.ndarray, points: int | None = None) -> np.ndarray:
-    """Coordinates along an axis: finite, growing, one per point."""
-    axis = np.asarray(axis)
-    check_numbers(path, name, axis.dtype)
-    axis = axis.astype(np.float64)
-    if axis.ndim != 1 or len(axis) == 0 or points not in (None, len(axis)):
-        raise InputError(f"{points or 'some'} coordinates on one axis in `{name}` of {path}", f"shape {axis.shape}")
+def checked_axis(path: Path, name: str, stored: Any, points: int | None = None) -> np.ndarray:
+    """Coordinates along an axis: finite, growing, one per point; only read where their count is right."""
+    check_numbers(path, name, stored.dtype)
+    if len(stored.shape) != 1 or stored.shape[0] == 0 or points not in (None, stored.shape[0]):
+        raise InputError(f"{points or 'some'} coordinates on one axis in `{name}` of {path}", f"shape {stored.shape}")
+    axis = np.asarray(stored[:], np.float64)
     if not np.isfinite(axis).all() or (np.diff(axis) <= 0).any():
         raise InputError(f"finite coordinates that grow in `{name}` of {path}", "others")
     return axis
@@ -246,6 +260,7 @@ def checked_axis(path: Path, name: str, axis: np.ndarray, points: int | None = N
 
 def unit(points: int) -> np.ndarray:
     """The points j/n of a period of one, the end not repeated."""
+    check_room(16 * points)
     return np.arange(points) / points
 
 

@@ -1,17 +1,16 @@
 """MATLAB, numpy and torch files as named arrays; nothing in them is ever run."""
 
-import re
-import warnings
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from oformer.data.importers.apart import ask, kept_open
 from oformer.data.importers.common import Opened, Rows, check_numbers
 from oformer.data.importers.equations import by_names, navier_stokes
-from oformer.data.importers.hdf5 import dataset_in, open_hdf5
+from oformer.data.importers.hdf5 import Group, dataset_in, open_hdf5
 from oformer.errors import InputError
 
 Named = tuple[str, dict[str, Rows], dict[str, float]]  # how a file is written, its arrays, its single numbers
@@ -45,38 +44,30 @@ def matlab_arrays(path: Path) -> Iterator[Named]:
 
 def _matlab_5(path: Path) -> Named:
     """MATLAB 5 to 7.2: each variable is read whole when it is first used."""
-    import scipy.io
-
     loaded: dict[str, np.ndarray] = {}
 
-    def variable(name: str) -> np.ndarray:
+    def variable(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in loaded:
-            found = scipy.io.loadmat(path, variable_names=[name])[name]
-            check_numbers(path, name, found.dtype)
-            loaded[name] = found
+            size = 8 * math.prod(shape)
+            loaded[name] = ask(path, "matlab_arrays", str(path), {name: shape}, what=f"`{name}`", expected=size)[name]
         return loaded[name]
 
     numeric = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-    arrays, single = {}, []
-    for name, shape, kept in scipy.io.whosmat(path):
+    arrays, single = {}, {}
+    for name, shape, kept in ask(path, "matlab_index", str(path)):
         if kept in numeric and shape == (1, 1):
-            single.append(name)
+            single[name] = shape
         elif kept in numeric:
             dtype = np.dtype(bool) if kept == "logical" else np.dtype(np.float64)
-            arrays[name] = Rows(tuple(shape), lambda i, j, name=name: variable(name)[i:j], dtype)
-    found = scipy.io.loadmat(path, variable_names=single) if single else {}
-    numbers = {name: float(found[name][0, 0]) for name in single if found[name].dtype.kind in "fiub"}
-    return "MATLAB 5 to 7", arrays, numbers
+            arrays[name] = Rows(shape, lambda i, j, name=name, shape=shape: variable(name, shape)[i:j], dtype)
+    found = ask(path, "matlab_arrays", str(path), single) if single else {}
+    return "MATLAB 5 to 7", arrays, {name: float(value.reshape(-1)[0]) for name, value in found.items()}
 
 
-def _matlab_73(path: Path, file: Any) -> Named:
+def _matlab_73(path: Path, file: Group) -> Named:
     """MATLAB 7.3, which is HDF5 with all axes reversed: samples come last."""
-    import h5py
-
     arrays, numbers = {}, {}
-    for name in file:
-        if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Dataset):
-            continue
+    for name in (name for name, kind in file.members.items() if kind == "array"):
         data = dataset_in(path, file, name)
         if data.dtype.kind not in "fiub":
             continue
@@ -109,44 +100,13 @@ def open_numpy(path: Path, kind: str | None, in_times: int | None) -> Iterator[O
 @contextmanager
 def open_torch(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
     """A dictionary of tensors as torch saves it; anything else in it is refused unread."""
-    import torch
-
-    with path.open("rb") as file:
-        zipped = file.read(4) == b"PK\x03\x04"
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about the pickle's version, before refusing it
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except Exception as error:
-        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        got = f"one that would run `{foreign[1]}`" if foreign else "one that is damaged or holds something else"
-        raise InputError(
-            f"a .pt file of nothing but tensors at {path}", got, "Save it anew as torch.save({'x': x, 'y': y}, file)"
-        ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"a dictionary of tensors in {path}", f"a {type(content).__name__}")
-    arrays, numbers = {}, {}
-    for name, value in content.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            numbers[str(name)] = float(value)
-        if not isinstance(value, torch.Tensor):
-            continue
-        if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
-            raise InputError(f"dense real numbers in `{name}` of {path}", f"{value.dtype}, {value.layout}")
-        if value.numel() == 1:
-            numbers[str(name)] = float(value)
-        elif value.ndim:
-            arrays[str(name)] = _tensor_rows(value.detach())
-    yield by_names(path, "torch tensors", arrays, kind, in_times, numbers)
-
-
-def _tensor_rows(tensor: Any) -> Rows:
-    import torch
-
-    dtype = np.dtype(bool) if tensor.dtype == torch.bool else np.dtype(np.float32)
-
-    def take(first: int, end: int) -> np.ndarray:
-        rows = tensor[first:end]
-        # numpy has no bfloat16, and needs none: values are stored in float32.
-        return (rows if tensor.dtype in (torch.bool, torch.float64) else rows.float()).numpy()
-
-    return Rows(tuple(tensor.shape), take, dtype)
+    with kept_open(path, "tensors_open", mapped=path.stat().st_size) as (handle, found, numbers):
+        arrays = {
+            name: Rows(
+                shape,
+                lambda i, j, name=name: ask(path, "tensors_read", handle, name, i, j, what=f"`{name}`"),
+                np.dtype(bool) if logical else np.dtype(np.float32),
+            )
+            for name, (shape, logical) in found.items()
+        }
+        yield by_names(path, "torch tensors", arrays, kind, in_times, numbers)

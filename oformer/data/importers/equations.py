@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oformer.data.importers.common import March, Opened, Rows, pair, refuse_in_times, repeated, said, unit
+from oformer.data.importers.common import March, Opened, Rows, check_room, pair, refuse_in_times, repeated, said, unit
 from oformer.errors import InputError
 from oformer.fields import Card
 
@@ -128,6 +128,7 @@ def _darcy_axis(n: int, solution: Rows) -> tuple[np.ndarray, str, list[str]]:
     The solution is zero on the boundary, so how it falls off towards the first and the last line tells how far these
     lie from it. That is compared with each grid in use.
     """
+    check_room(64 * n)
     i = np.arange(n)
     cells = (i + 0.5) / n, f"The points are the centres of {n} cells per axis of the unit square, (i + 1/2)/{n}"
     if n == 421:

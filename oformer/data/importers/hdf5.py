@@ -1,67 +1,137 @@
-"""HDF5 files, opened so that they cannot lead to other files."""
+"""HDF5 files, read in the child process, and opened so that they cannot lead to other files."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oformer.data.importers.apart import ask, kept_open
 from oformer.data.importers.common import check_numbers
 from oformer.errors import InputError
 
 
+@dataclass(frozen=True)
+class Attributes:
+    """The attributes of a group or an array, each read when it is asked for."""
+
+    path: Path
+    handle: int
+    place: str
+    names: frozenset[str]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Any:
+        return ask(self.path, "hdf5_attribute", self.handle, self.place, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or `default` where there is none."""
+        return self[name] if name in self.names else default
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of an HDF5 file, of which slices are read."""
+
+    path: Path
+    handle: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    attrs: Attributes
+
+    @property
+    def ndim(self) -> int:
+        """How many axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+    def __getitem__(self, part: Any) -> np.ndarray:
+        size = self.size * self.dtype.itemsize
+        return ask(self.path, "hdf5_read", self.handle, self.name, part, what=f"`{self.name}`", expected=size)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of an HDF5 file: the kinds of its members by name (group, array, type, or link for what is elsewhere)."""
+
+    path: Path
+    handle: int
+    place: str
+    members: Mapping[str, str]
+    attrs: Attributes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.members
+
+
 @contextmanager
-def open_hdf5(path: Path) -> Iterator[Any]:
-    """The file, read-only."""
-    import h5py
+def open_hdf5(path: Path) -> Iterator[Group]:
+    """The root of the file, read-only."""
+    with kept_open(path, "hdf5_open") as handle:
+        root = _look(path, handle, "/")
+        assert isinstance(root, Group)
+        yield root
 
-    with h5py.File(path, "r") as file:
-        yield file
+
+def _look(path: Path, handle: int, place: str) -> Group | Array:
+    kind, content, dtype, names = ask(path, "hdf5_look", handle, place)
+    attributes = Attributes(path, handle, place, frozenset(names))
+    if kind == "group":
+        return Group(path, handle, place, content, attributes)
+    if kind == "elsewhere":
+        raise InputError(f"`{place}` in {path} itself", "data kept in other files", "Copy the data into one file")
+    return Array(path, handle, place, content, np.dtype(dtype), attributes)
 
 
-def _member(path: Path, group: Any, name: str) -> Any:
-    import h5py
-
-    link = group.get(name, getlink=True)
-    if link is None:
+def _member(path: Path, group: Group, name: str) -> Group | Array:
+    kind = group.members.get(name)
+    if kind is None:
         raise InputError(f"`{name}` in {path}", names_in(group))
-    if not isinstance(link, h5py.HardLink):
+    if kind == "link":
         raise InputError(f"`{name}` in {path} itself", "a link that leads elsewhere", "Copy the data into one file")
-    return group[name]
+    if kind == "type":
+        raise InputError(f"an array or a group `{name}` in {path}", "a type")
+    return _look(path, group.handle, f"{group.place.rstrip('/')}/{name}")
 
 
-def names_in(group: Any) -> str:
+def names_in(group: Group) -> str:
     """What a group holds, for a message."""
     names = list(group)
     return (", ".join(f"`{name}`" for name in names[:8]) + (", ..." if len(names) > 8 else "")) or "nothing"
 
 
-def dataset_in(path: Path, group: Any, name: str) -> Any:
-    """An array of the file, as h5py gives it."""
-    import h5py
-
+def dataset_in(path: Path, group: Group, name: str) -> Array:
+    """An array of the file."""
     found = _member(path, group, name)
-    if not isinstance(found, h5py.Dataset):
+    if not isinstance(found, Array):
         raise InputError(f"an array `{name}` in {path}", "a group")
-    if found.external or found.is_virtual:
-        raise InputError(f"`{name}` in {path} itself", "data kept in other files", "Copy the data into one file")
     return found
 
 
-def numbers_in(path: Path, group: Any, name: str) -> Any:
+def numbers_in(path: Path, group: Group, name: str) -> Array:
     """An array of real numbers."""
     found = dataset_in(path, group, name)
     check_numbers(path, name, found.dtype)
     return found
 
 
-def group_in(path: Path, group: Any, name: str) -> Any:
+def group_in(path: Path, group: Group, name: str) -> Group:
     """A group of the file."""
-    import h5py
-
     found = _member(path, group, name)
-    if not isinstance(found, h5py.Group):
+    if not isinstance(found, Group):
         raise InputError(f"a group `{name}` in {path}", "an array")
     return found
 

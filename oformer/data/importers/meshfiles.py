@@ -5,9 +5,8 @@ cells, weighted by their length, area or volume: a constant stays itself, and sm
 """
 
 import contextlib
-import io
+import importlib.util
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oformer.data.importers.apart import ask
 from oformer.data.importers.common import (
     Choices,
     Layout,
@@ -28,7 +28,6 @@ from oformer.data.importers.common import (
     single_floats,
     strided,
 )
-from oformer.data.importers.hdf5 import dataset_in, group_in, open_hdf5
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field, Sample, Spec
 
@@ -237,58 +236,12 @@ def _described(name: str, field: np.ndarray, content: _Content) -> str:
 
 def _read(path: Path) -> _Content:
     """A mesh file, however it is written."""
-    try:
-        import meshio
-    except ImportError as error:
-        raise InputError(f"the package meshio to read {path.name}", "none", "Install it: pip install meshio") from error
-    heard = io.StringIO()
-    # Its readers are called one by one: meshio's own entrance leaves the program at a file it cannot read.
-    with (
-        reading(path, "a mesh with fields"),
-        warnings.catch_warnings(action="ignore"),
-        contextlib.redirect_stdout(heard),
-        contextlib.redirect_stderr(heard),
-    ):
-        kind = path.suffix.lower()
-        if kind in (".xdmf", ".xmf"):
-            points, blocks, frames = _read_xdmf(path)
-        else:
-            mesh = {".vtu": meshio.vtu, ".vtk": meshio.vtk, ".msh": meshio.gmsh}[kind].read(str(path))
-            points, blocks, frames = mesh.points, mesh.cells, [(mesh.point_data, mesh.cell_data)]
-        said = " ".join(heard.getvalue().split())
+    if importlib.util.find_spec("meshio") is None:
+        raise InputError(f"the package meshio to read {path.name}", "none", "Install it: pip install meshio")
+    with reading(path, "a mesh with fields"):
+        points, blocks, frames, heard = ask(path, "mesh", str(path), what="a mesh with fields")
+        said = " ".join(heard.split())
         return _understood(path, points, blocks, frames, (f"meshio says: {said[:200]}",) if said else ())
-
-
-def _read_xdmf(path: Path) -> tuple[Any, Any, list[tuple[Any, Any]]]:
-    """Points, cells and the fields of each frame; what the file refers to must lie beside it."""
-    import xml.etree.ElementTree
-
-    import meshio
-
-    tree = xml.etree.ElementTree.parse(path)
-    for item in tree.iter("DataItem"):
-        if item.get("Format", "XML") == "HDF":
-            _check_reference(path, (item.text or "").strip())
-        elif item.get("Format", "XML") != "XML":
-            raise InputError(f"data in HDF5 or in the file itself in {path}", f"`{item.get('Format')}`")
-    if any(grid.get("CollectionType") == "Temporal" for grid in tree.iter("Grid")):
-        with meshio.xdmf.TimeSeriesReader(str(path)) as series:
-            points, blocks = series.read_points_cells()
-            return points, blocks, [series.read_data(k)[1:] for k in range(series.num_steps)]
-    mesh = meshio.xdmf.read(str(path))
-    return mesh.points, mesh.cells, [(mesh.point_data, mesh.cell_data)]
-
-
-def _check_reference(path: Path, reference: str) -> None:
-    name, _, inside = reference.partition(":")
-    if not name or Path(name).name != name or not inside.strip("/"):
-        raise InputError(f"data of {path} in a file beside it", f"`{reference[:80]}`", "Copy the data there")
-    with open_hdf5(path.parent / name) as file:
-        *groups, last = inside.strip("/").split("/")
-        place = file
-        for group in groups:
-            place = group_in(path.parent / name, place, group)
-        dataset_in(path.parent / name, place, last)
 
 
 def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, Any]], said: tuple[str, ...]) -> _Content:
@@ -297,12 +250,12 @@ def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, An
     if places.ndim != 2 or len(places) == 0 or places.shape[1] > 3 or not np.isfinite(places).all():
         raise InputError(f"finite points (points, 3) in {path}", f"shape {places.shape}")
     places = np.pad(places.astype(np.float64), ((0, 0), (0, 3 - places.shape[1])))
-    top, chosen = _largest(path, [block.type for block in blocks])
-    corners = [np.asarray(blocks[i].data) for i in chosen]
+    top, chosen = _largest(path, [kind for kind, _ in blocks])
+    corners = [np.asarray(blocks[i][1]) for i in chosen]
     for nodes in corners:
         if nodes.size == 0 or nodes.min() < 0 or nodes.max() >= len(places):
             raise InputError(f"cells with corners among the {len(places)} points of {path}", "others")
-    sizes = [_sizes(places, nodes, blocks[i].type) for nodes, i in zip(corners, chosen, strict=True)]
+    sizes = [_sizes(places, nodes, blocks[i][0]) for nodes, i in zip(corners, chosen, strict=True)]
     used = np.unique(np.concatenate([nodes.ravel() for nodes in corners])) if corners else np.arange(len(places))
     fields: dict[str, list[np.ndarray]] = {}
     at_cells = set()
@@ -323,7 +276,7 @@ def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, An
     simplices = [
         nodes[:, list(simplex)]
         for nodes, i in zip(corners, chosen, strict=True)
-        for simplex in _SIMPLICES[blocks[i].type][1]
+        for simplex in _SIMPLICES[blocks[i][0]][1]
     ]
     return _Content(
         points=places[used],

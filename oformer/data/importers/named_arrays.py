@@ -41,12 +41,16 @@ class _Content:
     format: str
     shapes: dict[str, tuple[int, ...]]  # of the first sample's arrays, or of arrays over all samples
     samples: int | None  # None: arrays have a first axis of samples
-    column: Callable[[str, int, int], list[np.ndarray]]  # of a name, for each sample from first to end
+    cut: Callable[[str, int, int], Any]  # of a name, arrays of the samples from first to end, or one array of all
     sources: tuple[Path, ...]
+
+    def column(self, name: str, first: int, end: int) -> list[np.ndarray]:
+        """An array of each sample from first to end."""
+        return [np.asarray(row) for row in self.cut(name, first, end)]
 
     def whole(self, name: str) -> np.ndarray:
         """An array that has no axis of samples, in a file where others have."""
-        return np.stack(self.column(name, 0, self.shapes[name][0]))
+        return np.asarray(self.cut(name, 0, self.shapes[name][0]))
 
 
 def array_files(folder: Path) -> tuple[Path, ...]:
@@ -278,8 +282,8 @@ def _content(path: Path) -> Iterator[_Content]:
     with _named(path) as (format, arrays):
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
 
-        def rows(name: str, first: int, end: int) -> list[np.ndarray]:
-            return [np.asarray(row) for row in np.asarray(arrays[name][first:end])]
+        def rows(name: str, first: int, end: int) -> np.ndarray:
+            return arrays[name][first:end]
 
         yield _Content(format, shapes, None, rows, (path,))
 
@@ -333,8 +337,5 @@ def _groups(path: Path) -> list[str]:
     """The groups of an HDF5 file that has nothing else at its root; each is a sample."""
     if path.suffix.lower() not in (".h5", ".hdf5"):
         return []
-    import h5py
-
     with open_hdf5(path) as file:
-        kinds = [file.get(name, getclass=True) for name in file]
-        return sorted(file) if kinds and all(kind is h5py.Group for kind in kinds) else []
+        return sorted(file) if set(file.members.values()) == {"group"} else []

@@ -45,7 +45,7 @@ def _axes(path: Path, file: Any, grid: tuple[int, ...]) -> tuple[np.ndarray, ...
             f"`tensor` of {path} with axes (sample, time, x), up to three of space", f"{len(grid)} of space"
         )
     return tuple(
-        checked_axis(path, f"{letter}-coordinate", numbers_in(path, file, f"{letter}-coordinate")[()], n)
+        checked_axis(path, f"{letter}-coordinate", numbers_in(path, file, f"{letter}-coordinate"), n)
         for letter, n in zip("xyz", grid, strict=False)
     )
 
@@ -100,7 +100,7 @@ def _seeds(path: Path, file: Any, in_times: int | None) -> Opened:
             f"`{names[0]}/data` of {path} with axes (time, {', '.join(letters) or 'x'}, channel)", f"shape {shape}"
         )
     places = zip(letters, shape[1:-1], strict=True)
-    axes = tuple(checked_axis(path, f"grid/{k}", numbers_in(path, grid, k)[()], n) for k, n in places)
+    axes = tuple(checked_axis(path, f"grid/{k}", numbers_in(path, grid, k), n) for k, n in places)
 
     def one(name: str) -> np.ndarray:
         data = numbers_in(path, group_in(path, file, name), "data")

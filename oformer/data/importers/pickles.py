@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from oformer.data.importers.common import Choices, Layout, Opened, check_numbers, refuse_in_times, single_floats
+from oformer.data.importers.common import (
+    Choices,
+    Layout,
+    Opened,
+    check_numbers,
+    check_room,
+    refuse_in_times,
+    single_floats,
+)
 from oformer.errors import InputError
 from oformer.fields import Card, Field, Sample
 from oformer.problems.electrostatics import Electrostatics
@@ -97,18 +105,10 @@ def _scalar(kind: Any, content: Any) -> float | int | bool:
     return _numbers(content, kind, (), "C").item()
 
 
-def _encode(text: Any, encoding: Any = "latin1") -> bytes:
-    """How Python 3 writes bytes for the older protocols."""
-    if not isinstance(text, str) or encoding != "latin1":
-        raise pickle.UnpicklingError("text in an unknown encoding")
-    return text.encode("latin1")
-
-
 # The old and the new name of numpy's inner modules: before and after numpy 2.
 _STANDINS: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encode,
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
@@ -118,11 +118,26 @@ _STANDINS: dict[tuple[str, str], Any] = {
 class _Reader(pickle.Unpickler):
     """Knows our stand-ins, and no other name."""
 
+    def __init__(self, content: bytes):
+        super().__init__(io.BytesIO(content))
+        self._left = len(content)
+
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == ("_codecs", "encode"):
+            return self._encode
         found = _STANDINS.get((module_name, global_name))
         if found is None:
             raise _Foreign(f"{module_name}.{global_name}")
         return found
+
+    def _encode(self, text: Any, encoding: Any = "latin1") -> bytes:
+        """How Python 3 writes bytes for the older protocols; all of them together are no longer than the file."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise pickle.UnpicklingError("text in an unknown encoding")
+        self._left -= len(text)
+        if self._left < 0:
+            raise pickle.UnpicklingError("more bytes than the file has")
+        return text.encode("latin1")
 
 
 class _Foreign(Exception):
@@ -134,11 +149,12 @@ def read_pickle(path: Path) -> Any:
     size = path.stat().st_size
     if size > LARGEST:
         raise InputError(f"a pickle of at most {LARGEST / 2**30:g} GiB at {path}", f"{size / 2**30:.1f} GiB")
+    check_room(2 * size)
     content = path.read_bytes()
     advice = "Nothing in it was run. Save it anew as a list of dictionaries of numpy arrays"
     try:
         _look_through(content)
-        return _Reader(io.BytesIO(content)).load()
+        return _Reader(content).load()
     except _Foreign as error:
         raise InputError(f"a pickle of nothing but arrays at {path}", f"one that would run `{error}`", advice) from None
     except Exception as error:

@@ -25,6 +25,7 @@ from oformer.data.layout import Storage
 from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
+from oformer.files import check_regular
 
 KINDS = (
     "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil", "mesh",
@@ -170,7 +171,7 @@ def _spec(opened: Opened) -> Spec:
 def _write(spans: list[Span], folder: Path, storage: Storage, progress: Progress | None) -> Store:
     layout = spans[0][1].layout
     spec = _spec(spans[0][1])
-    one = 4 * layout.points * (spec.in_times * spec.in_channels + spec.out_times * spec.out_channels)
+    one = layout.sample_bytes
     splits, count = {}, 0
     for name, _, first, end in spans:
         splits[name] = (count, count + end - first)
@@ -230,6 +231,7 @@ def _fingerprint(opened: Opened) -> str:
 @contextmanager
 def _opened(path: Path, choices: Choices) -> Iterator[Opened]:
     """The file, understood; told apart by its first bytes, and where these say nothing by its name."""
+    check_regular(path)
     kind, in_times = choices.kind, choices.in_times
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind of file", kind, KINDS)

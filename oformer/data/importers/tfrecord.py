@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oformer.data.importers.common import Choices, Opened
+from oformer.data.importers.common import Choices, Opened, check_room
 from oformer.data.importers.crc32c import crc32c, masked
 from oformer.data.importers.trajectories import Trajectory, airfoil
 from oformer.errors import InputError
@@ -111,6 +111,7 @@ def _records(path: Path) -> list[tuple[int, int]]:
                 raise InputError(f"the checksum of the length of {where}", "another", _DAMAGED)
             if length > size - place - _HEAD - _TAIL:
                 raise InputError(f"{length} bytes in {where}", f"{size - place - _HEAD} left in the file", _DAMAGED)
+            check_room(2 * length)
             found.append((place + _HEAD, length))
             place += _HEAD + length + _TAIL
     return found

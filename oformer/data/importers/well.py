@@ -38,18 +38,20 @@ def open_well(path: Path, file: Any, in_times: int | None) -> Opened:
     letters = words(dimensions.attrs.get("spatial_dims", ()))
     if not 1 <= len(letters) <= 3:
         raise InputError(f"one to three `spatial_dims` in {path}", ", ".join(letters) or "none")
-    axes = tuple(_axis(path, dimensions, letter) for letter in letters)
+    # Only the lengths: the coordinates are read when the fields agree with them.
+    points = [math.prod(numbers_in(path, dimensions, letter).shape) for letter in letters]
     times = numbers_in(path, dimensions, "time").shape[-1:]
     if not times:
         raise InputError(f"the times of the frames in `dimensions/time` of {path}", "one number")
     samples = _samples(path, file)
-    shape = (samples, times[0], *map(len, axes))
+    shape = (samples, times[0], *points)
     found = [
         _quantity(path, group_in(path, file, group), name, order, shape)
         for group, order in ORDERS.items()
         if group in file
         for name in _fields(group_in(path, file, group))
     ]
+    axes = tuple(_axis(path, dimensions, letter) for letter in letters)
     moving, still = [q for q in found if q.by_time], [q for q in found if not q.by_time]
     if not moving:
         raise InputError(f"fields that vary in time in {path}", "none", "There is nothing to predict")
@@ -87,7 +89,7 @@ def _axis(path: Path, dimensions: Any, letter: str) -> np.ndarray:
     data = numbers_in(path, dimensions, letter)
     if bool(data.attrs.get("sample_varying", False)) or bool(data.attrs.get("time_varying", False)):
         raise InputError(f"coordinates `{letter}` that all samples and frames of {path} share", "varying ones")
-    return checked_axis(path, f"dimensions/{letter}", data[()])
+    return checked_axis(path, f"dimensions/{letter}", data)
 
 
 def _quantity(path: Path, group: Any, name: str, order: int, shape: tuple[int, ...]) -> _Quantity:
@@ -169,7 +171,8 @@ def _scalars(path: Path, file: Any, samples: int) -> tuple[Callable[[int, int], 
             if data.dtype.kind not in "fiub" or data.shape not in ((), (1,), (samples,)):
                 warnings.append(f"The scalar `{name}` of shape {data.shape} is left out.")
                 continue
-            values[name] = np.broadcast_to(np.asarray(data[()]).reshape(-1), (samples,))
-            if not math.isfinite(float(values[name].sum())):
+            found = np.asarray(data[()]).reshape(-1)
+            if not math.isfinite(float(found.sum())):
                 raise InputError(f"finite numbers in the scalar `{name}` of {path}", "NaN or infinite ones")
+            values[name] = np.broadcast_to(found, (samples,))
     return (lambda first, end: {name: value[first:end] for name, value in values.items()}), warnings

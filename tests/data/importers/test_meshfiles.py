@@ -1,5 +1,6 @@
 """Mesh files through meshio: the chosen fields at the points of the mesh; what cannot be read is one sentence."""
 
+import os
 import re
 import sys
 
@@ -208,6 +209,7 @@ def test_every_bad_file_is_one_sentence(tmp_path, capfd):
         "far.vtu": "corners among the 7 points",
         "elsewhere.xdmf": r"in a file beside it, got `\.\./secret.h5",
         "binary.xdmf": "`Binary`",
+        "missing.xdmf": "a file none.h5 beside .*, got none",
     }
     capfd.readouterr()
     files = sorted(folder.iterdir())
@@ -224,3 +226,55 @@ def test_without_meshio_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "meshio", None)
     with pytest.raises(InputError, match="pip install meshio"):
         recognize(tmp_path / "one.vtu")
+
+
+ITEM = '<{tag} Dimensions="{n}" DataType="Float" Precision="8" Format="{form}">{text}</{tag}>'
+GRID = (
+    '<Xdmf Version="3.0"><Domain>{begin}<Grid Name="g" GridType="Uniform">{time}'
+    '<Geometry GeometryType="XY"><DataItem Dimensions="3 2" DataType="Float" Precision="8" Format="XML">'
+    "0 0 1 0 0 1</DataItem></Geometry>"
+    '<Topology TopologyType="Triangle"><DataItem Dimensions="1 3" DataType="Int" Precision="8" Format="XML">'
+    "0 1 2</DataItem></Topology>"
+    '<Attribute Name="u" AttributeType="Scalar" Center="Node">{item}</Attribute></Grid>{end}</Domain></Xdmf>'
+)
+ALONE = {"begin": "", "time": "", "end": ""}
+SERIES = {
+    "begin": '<Grid GridType="Collection" CollectionType="Temporal">',
+    "time": '<Time Value="0"/>',
+    "end": "</Grid>",
+}
+
+
+@pytest.mark.parametrize("around", [ALONE, SERIES], ids=["grid", "series"])
+@pytest.mark.parametrize("tag", ["DataItem", "Item", "Anything"])
+def test_xdmf_reads_nothing_but_hdf5_beside_it(tmp_path, tag, around):
+    folder, outside = tmp_path / "in", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "secret").write_bytes(np.array([1.5, 2.5, 3.5]).tobytes())
+    for place in (outside / "secret.h5", folder / "good.h5"):
+        with h5py.File(place, "w") as file:
+            file["group/data"] = np.array([1.5, 2.5, 3.5])
+            file["soft"] = h5py.SoftLink("/group/data")
+            file["external"] = h5py.ExternalLink(str(outside / "secret.h5"), "group/data")
+    (folder / "link.h5").symlink_to(outside / "secret.h5")
+    os.mkfifo(folder / "pipe.h5")
+    for form, text in (
+        ("Binary", outside / "secret"),
+        ("HDF", f"{outside}/secret.h5:/group/data"),
+        ("HDF", "../outside/secret.h5:/group/data"),
+        ("HDF", "link.h5:/group/data"),
+        ("HDF", "pipe.h5:/group/data"),
+        ("HDF", "/dev/zero:/group/data"),
+        ("HDF", "..:/group/data"),
+        ("HDF", "good.h5:/external"),
+        ("HDF", "good.h5:/soft"),
+        ("HDF", "good.h5:/group"),
+    ):
+        path = folder / "a.xdmf"
+        path.write_text(GRID.format(item=ITEM.format(tag=tag, n=3, form=form, text=text), **around))
+        with pytest.raises(InputError, match=r"beside it|beside|itself|in the file itself") as caught:
+            recognize(path)
+        assert "1.5" not in str(caught.value), (form, text)
+    path.write_text(GRID.format(item=ITEM.format(tag=tag, n=3, form="HDF", text="good.h5:/group/data"), **around))
+    assert "from 1.5 to 3.5" in recognize(path).arrays["u"]

@@ -1,0 +1,325 @@
+"""Reads foreign files in a process of its own, where a crash, a loop or a bomb in a library ends that process alone.
+
+`apart.py` starts this file as a script, so that torch is imported only for files of torch. A request is a pickled
+(operation, arguments, bytes of memory, current folder) on the standard input; the answer is a pickled (True, result) or
+(False, (kind of error, its arguments)) on the standard output. Results are plain: numbers, text and arrays of numbers.
+"""
+
+import contextlib
+import importlib
+import io
+import itertools
+import math
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oformer.errors import InputError
+
+IDLE = 60.0  # seconds without a request and without an open file, after which the process ends
+NUMBERS = "fiub"  # numpy's kinds of real numbers
+_DAMAGED_OR_MORE = "one that is damaged or holds something else"
+
+_open: dict[int, Any] = {}  # HDF5 files and dictionaries of tensors, by handle
+_handles = itertools.count(os.getpid() << 32)  # another child has other handles
+_budget = math.inf  # bytes that the request may take
+
+
+def numbers(path: str, name: str, values: Any) -> np.ndarray:
+    """An array of real numbers, or an error."""
+    array = np.asarray(values)
+    if array.dtype.kind not in NUMBERS:
+        raise InputError(f"real numbers in `{name}` of {path}", f"an array of {array.dtype}")
+    return array
+
+
+def _check_size(path: str, name: str, shape: tuple[int, ...], itemsize: int) -> None:
+    """Refuse an array whose declared size is above the budget, before any of it is read: it is here and there."""
+    if 2 * math.prod(shape) * itemsize > _budget:
+        raise MemoryError(f"`{name}` of {path} has shape {shape}")
+
+
+def matlab_index(path: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and class of each variable of a MATLAB file of version 5 to 7.2."""
+    import scipy.io
+
+    found = scipy.io.whosmat(path)
+    for name, shape, _ in found:
+        _check_size(path, name, shape, 8)
+    return found
+
+
+def matlab_arrays(path: str, names: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Variables of a MATLAB file of version 5 to 7.2, by name and declared shape."""
+    import scipy.io
+
+    for name, shape in names.items():
+        _check_size(path, name, shape, 8)
+    found = scipy.io.loadmat(path, variable_names=list(names))
+    return {name: numbers(path, name, found[name]) for name in names}
+
+
+def _opened(handle: int) -> Any:
+    if handle not in _open:
+        raise InputError("a file that is still open", "one whose reader was ended by another file", "Run it again")
+    return _open[handle]
+
+
+def hdf5_open(path: str) -> int:
+    """A handle for an HDF5 file."""
+    import h5py
+
+    handle = next(_handles)
+    _open[handle] = h5py.File(path, "r")
+    return handle
+
+
+def close(handle: int) -> None:
+    """Close an HDF5 file, or drop tensors."""
+    content = _open.pop(handle, None)
+    if hasattr(content, "close"):
+        content.close()
+
+
+def hdf5_look(handle: int, place: str) -> tuple[str, Any, Any, list[str]]:
+    """A group as its members' kinds, or an array as its shape and type; the names of its attributes.
+
+    Links that lead elsewhere are named as such and not followed.
+    """
+    import h5py
+
+    item = _opened(handle)[place]
+    attributes = list(item.attrs)
+    if isinstance(item, h5py.Dataset):
+        elsewhere = bool(item.external) or item.is_virtual
+        return "elsewhere" if elsewhere else "array", item.shape, item.dtype.str, attributes
+    members = {}
+    for name in item:
+        if not isinstance(item.get(name, getlink=True), h5py.HardLink):
+            members[name] = "link"
+        else:
+            kind = item.get(name, getclass=True)
+            members[name] = "array" if kind is h5py.Dataset else "group" if kind is h5py.Group else "type"
+    return "group", members, None, attributes
+
+
+def hdf5_attribute(handle: int, place: str, name: str) -> Any:
+    """An attribute of text or numbers; None for another one."""
+    value = _opened(handle)[place].attrs[name]
+    plain = isinstance(value, (str, bytes)) or np.asarray(value).dtype.kind in NUMBERS + "SU"
+    if not plain:
+        words = np.atleast_1d(np.asarray(value)).tolist()
+        return words if all(isinstance(word, (str, bytes)) for word in words) else None
+    return value
+
+
+def hdf5_read(handle: int, place: str, part: Any) -> np.ndarray:
+    """A part of an HDF5 array, chosen by slices."""
+    data = _opened(handle)[place]
+    shape = list(data.shape)
+    chosen = part if isinstance(part, tuple) else (part,)
+    after = chosen[chosen.index(...) + 1 :] if ... in chosen else ()
+    before = chosen[: chosen.index(...)] if ... in chosen else chosen
+    for axis, cut in (*enumerate(before), *((k - len(after), cut) for k, cut in enumerate(after))):
+        shape[axis] = len(range(*cut.indices(shape[axis])))
+    _check_size(data.file.filename, place, tuple(shape), data.dtype.itemsize)
+    return numbers(data.file.filename, place, data[part])
+
+
+def mesh(path: str) -> tuple[np.ndarray, list[tuple[str, Any]], list[tuple[dict, dict]], str]:
+    """The points of a mesh file, its blocks of cells, the fields of each frame, and what meshio printed."""
+    import meshio
+
+    heard, suffix = io.StringIO(), Path(path).suffix.lower()
+    # Its readers are called one by one: meshio's own entrance leaves the program at a file it cannot read.
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
+        if suffix in (".xdmf", ".xmf"):
+            points, blocks, frames = _xdmf(path)
+        else:
+            found = {".vtu": meshio.vtu, ".vtk": meshio.vtk, ".msh": meshio.gmsh}[suffix].read(path)
+            points, blocks, frames = found.points, found.cells, [(found.point_data, found.cell_data)]
+    corners = [(block.type, block.data if isinstance(block.data, np.ndarray) else None) for block in blocks]
+    plain = [
+        (
+            {name: numbers(path, name, values) for name, values in at_points.items()},
+            {name: [numbers(path, name, part) for part in parts] for name, parts in at_cells.items()},
+        )
+        for at_points, at_cells in frames
+    ]
+    return numbers(path, "the points", points), corners, plain, heard.getvalue()
+
+
+def _xdmf(path: str) -> tuple[Any, Any, list[tuple[Any, Any]]]:
+    """Points, cells and the fields of each frame of an XDMF file."""
+    import xml.etree.ElementTree
+
+    import meshio
+
+    tree = xml.etree.ElementTree.parse(path)
+    # Every element, whatever its tag: meshio reads any child of a geometry, a topology or an attribute.
+    for item in tree.iter():
+        kind = item.get("Format", "XML")
+        if kind == "HDF":
+            _check_reference(Path(path), (item.text or "").strip())
+        elif kind != "XML":
+            raise InputError(f"data in HDF5 or in the file itself in {path}", f"`{kind}`", "Save it anew as HDF5")
+    if any(grid.get("CollectionType") == "Temporal" for grid in tree.iter("Grid")):
+        with meshio.xdmf.TimeSeriesReader(path) as series:
+            points, blocks = series.read_points_cells()
+            return points, blocks, [series.read_data(k)[1:] for k in range(series.num_steps)]
+    found = meshio.xdmf.read(path)
+    return found.points, found.cells, [(found.point_data, found.cell_data)]
+
+
+def _check_reference(path: Path, reference: str) -> None:
+    """Refuse what an XDMF file refers to, unless it is an array in a regular HDF5 file of the same folder."""
+    import h5py
+
+    folder, (name, _, inside) = path.resolve().parent, reference.partition(":")
+    beside = (folder / name).resolve()  # a link may lead elsewhere
+    if Path(name).name != name or beside.parent != folder or not inside.strip("/"):
+        raise InputError(f"data of {path} in a file beside it", f"`{reference[:80]}`", "Copy the data there")
+    if not beside.is_file():
+        raise InputError(f"a file {name} beside {path}", "a device or a pipe" if beside.exists() else "none")
+    with h5py.File(beside, "r") as file:
+        place: Any = file
+        for key in inside.strip("/").split("/"):
+            if not isinstance(place, h5py.Group) or not isinstance(place.get(key, getlink=True), h5py.HardLink):
+                raise InputError(f"an array `{inside}` in {beside} itself", "none, or a link", "Copy the data there")
+            place = place[key]
+        if not isinstance(place, h5py.Dataset) or place.external or place.is_virtual:
+            raise InputError(f"an array `{inside}` in {beside} itself", "none, or data in other files")
+        _check_size(str(beside), inside, place.shape, place.dtype.itemsize)
+
+
+def tensors_open(path: str) -> tuple[int, dict[str, tuple[tuple[int, ...], bool]], dict[str, float]]:
+    """A handle for a dictionary of tensors; the shape of each, and whether it is of yes and no; single numbers."""
+    import torch
+
+    with open(path, "rb") as file:
+        zipped = file.read(4) == b"PK\x03\x04"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about the pickle's version, before refusing it
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except MemoryError:
+        raise
+    except Exception as error:
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        got = f"one that would run `{foreign[1]}`" if foreign else _DAMAGED_OR_MORE
+        raise InputError(
+            f"a .pt file of nothing but tensors at {path}", got, "Save it anew as torch.save({'x': x, 'y': y}, file)"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(f"a dictionary of tensors in {path}", f"a {type(content).__name__}")
+    kept, shapes, single = {}, {}, {}
+    for key, value in content.items():
+        name = str(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            single[name] = float(value)
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
+            raise InputError(f"dense real numbers in `{name}` of {path}", f"{value.dtype}, {value.layout}")
+        if value.numel() == 1:
+            single[name] = float(value)
+        elif value.ndim:
+            kept[name] = value.detach()
+            shapes[name] = tuple(value.shape), value.dtype == torch.bool
+    handle = next(_handles)
+    _open[handle] = kept
+    return handle, shapes, single
+
+
+def tensors_read(handle: int, name: str, first: int, end: int) -> np.ndarray:
+    """Rows of a tensor."""
+    import torch
+
+    rows = _opened(handle)[name][first:end]
+    _check_size("the file", name, tuple(rows.shape), 8)
+    # numpy has no bfloat16, and needs none: values are stored in float32.
+    return (rows if rows.dtype in (torch.bool, torch.float64) else rows.float()).contiguous().numpy()
+
+
+# By name: the operation, and the library that is imported before memory is limited.
+OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
+    operation.__name__: (operation, library)
+    for library, operations in {
+        "scipy.io": (matlab_index, matlab_arrays),
+        "h5py": (hdf5_open, hdf5_look, hdf5_attribute, hdf5_read),
+        "meshio": (mesh,),
+        "torch": (tensors_open, tensors_read),
+        "numpy": (close,),
+    }.items()
+    for operation in operations
+}
+
+
+def _limit_memory(room: float) -> None:
+    """Let the process grow by so many bytes; only Linux and its relatives can be asked for it."""
+    global _budget
+    _budget = room
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    wanted = resource.RLIM_INFINITY if math.isinf(room) else pages * resource.getpagesize() + int(room)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        wanted = most if wanted == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+
+
+def _answer(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return True, operation(*arguments)
+    except InputError as error:
+        return False, ("InputError", error.__reduce__()[1])
+    except Exception as error:
+        return False, (type(error).__name__, (" ".join(str(error).split())[:160],))
+
+
+def _leave_if_idle() -> None:
+    if not _open:
+        os._exit(0)
+
+
+def serve() -> None:
+    """Answer requests until there are none."""
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "wb") as nowhere:  # what libraries print, in C too, is no answer
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    while True:
+        clock = threading.Timer(IDLE, _leave_if_idle)
+        clock.daemon = True
+        clock.start()
+        try:
+            name, arguments, room, folder = pickle.load(requests)
+        except EOFError:
+            return
+        clock.cancel()
+        operation, library = OPERATIONS[name]
+        importlib.import_module(library)
+        os.chdir(folder)  # paths may be relative, and sentences name them as they were given
+        _limit_memory(room)
+        answer = _answer(operation, arguments)
+        _limit_memory(math.inf)
+        pickle.dump(answer, answers, protocol=5)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()
