@@ -12,6 +12,7 @@ import pytest
 
 import oformer
 from oformer.cli import COMMANDS, _override, main, parse
+from oformer.paper import ROWS
 from oformer.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -130,6 +131,23 @@ def test_all_commands_of_the_command_line_are_on_their_page():
     page = _text("commands.md")
     assert set(re.findall(r"^oformer (\w+)", page, re.M)) == set(COMMANDS)
     assert all(f"`{name}`" in page for name in COMMANDS)
+
+
+def test_the_page_of_decisions_has_the_counts_and_which_of_them_are_the_paper_s():
+    (table,) = re.findall(r"^## Parameters\n(.*?)^## ", _text("decisions.md"), re.S | re.M)
+    rows = {
+        row.recipe: row
+        for row in ROWS
+        if row.recipe in ("burgers-2048", "darcy-141", "ns1", "electro", "magneto", "airfoil")
+    }
+    equal = set()
+    for recipe, row in rows.items():
+        model = RECIPES[recipe].model.build(RECIPES[recipe].data_spec())
+        count = sum(p.numel() for p in model.parameters())
+        assert f"| {count:,} | {row.parameters:.2f} M |" in table
+        equal |= {recipe} if f"{count / 1e6:.2f}" == f"{row.parameters:.2f}" else set()
+    assert equal == {"ns1", "electro"}
+    assert "the\npaper's for Navier-Stokes and electrostatics, and" in table
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch):
