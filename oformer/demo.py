@@ -50,7 +50,7 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     for command, what in (
         (f"inspect {run}", "what was made"),
         (f"plot {run} --datasets {out / 'datasets'}", "the pictures as PNG files"),
-        ("list", "the experiments of the paper"),
+        ("list", "all recipes"),
         ("train burgers-512 --max-minutes 30", "one of them, for half an hour"),
     ):
         say(f"  {program} {command}    # {what}")

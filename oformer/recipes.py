@@ -1,7 +1,10 @@
-"""Every named experiment of the paper, as Python, and the small ones of our own.
+"""The rows of OFormer in the paper's Tables 1 to 4 and section 4.2 as recipes, and recipes of our own.
 
-Model and training settings follow the released code where it differs from the paper's tables, since the parameter
-counts that the paper states are those of the code; `docs/decisions.md` lists each reading.
+There are no recipes for other models of these tables or for the paper's ablations.
+
+Model and training settings follow the released code where it differs from the paper's layer tables: the paper's
+parameter counts are nearer to those of the code than to those of its tables. `docs/decisions.md` lists each reading,
+and that `ns1` is trained with the settings of a public script instead.
 """
 
 import dataclasses

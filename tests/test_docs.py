@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 import oformer
-from oformer.cli import COMMANDS, main, parse
+from oformer.cli import COMMANDS, _override, main, parse
+from oformer.paper import ROWS
+from oformer.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+OTHERS = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "runs/README.md", "zoo/README.md")
+]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.S | re.M)
 
 
@@ -69,7 +74,7 @@ def test_no_line_of_text_is_a_comment(page):
     assert not re.findall(r"^\s*%.*", prose(page), re.M)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_and_headings(page):
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)", prose(page)):
         file = (page.parent / target).resolve() if target else page
@@ -92,8 +97,10 @@ def test_commands_are_understood(page):
             words = shlex.split(line, comments=True)
             if words[:1] == ["oformer"]:
                 assert words[1] in COMMANDS, line
-                rest = parse(words[1:])[1]
+                verb, rest = parse(words[1:])
                 assert not rest or words[1] in ("train", "generate", "demo"), line
+                if words[1] == "train" and verb.name in RECIPES:
+                    assert _override(RECIPES[verb.name], rest), line
 
 
 def test_the_layers_of_the_page_are_those_of_the_contract():
@@ -105,6 +112,42 @@ def test_the_layers_of_the_page_are_those_of_the_contract():
     (drawing,) = re.findall(r"^```\n(cli\n.*?)^```", _text("how-it-works.md"), re.S | re.M)
     rows = [[row_of[name.strip()] for name in line.split(",")] for line in drawing.splitlines()]
     assert all(max(above) <= min(below) for above, below in itertools.pairwise(rows))
+
+
+def test_the_tree_of_the_page_names_every_module_and_nothing_else():
+    (tree,) = re.findall(r"## Where the code is\n\n```\n(.*?)```", _text("how-it-works.md"), re.S)
+    for name in re.findall(r"(?:├──|└──) ([\w/.]+)(?:, ([\w/.]+))?", tree):
+        for part in filter(None, name):
+            found = [ROOT / "oformer" / part, ROOT / "oformer" / "data" / part]
+            assert any(path.exists() for path in found), part
+    mentioned = set(re.findall(r"([\w]+)\.py", tree)) | set(re.findall(r"([\w]+)/", tree))
+    for module in (ROOT / "oformer").iterdir():
+        if module.name.startswith("__") or module.name == "py.typed":
+            continue
+        assert module.stem in mentioned, f"{module.name} is missing from the tree"
+
+
+def test_all_commands_of_the_command_line_are_on_their_page():
+    page = _text("commands.md")
+    assert set(re.findall(r"^oformer (\w+)", page, re.M)) == set(COMMANDS)
+    assert all(f"`{name}`" in page for name in COMMANDS)
+
+
+def test_the_page_of_decisions_has_the_counts_and_which_of_them_are_the_paper_s():
+    (table,) = re.findall(r"^## Parameters\n(.*?)^## ", _text("decisions.md"), re.S | re.M)
+    rows = {
+        row.recipe: row
+        for row in ROWS
+        if row.recipe in ("burgers-2048", "darcy-141", "ns1", "electro", "magneto", "airfoil")
+    }
+    equal = set()
+    for recipe, row in rows.items():
+        model = RECIPES[recipe].model.build(RECIPES[recipe].data_spec())
+        count = sum(p.numel() for p in model.parameters())
+        assert f"| {count:,} | {row.parameters:.2f} M |" in table
+        equal |= {recipe} if f"{count / 1e6:.2f}" == f"{row.parameters:.2f}" else set()
+    assert equal == {"ns1", "electro"}
+    assert "the\npaper's for Navier-Stokes and electrostatics, and" in table
 
 
 def test_the_tutorial_runs(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every experiment of the paper has a recipe, with the numbers of the paper's code."""
+"""Each row of OFormer in the paper's tables has a recipe, with the numbers of the paper's code."""
 
 import json
 
@@ -22,7 +22,7 @@ PAPER = {
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def test_all_experiments_of_the_paper_are_there():
+def test_each_row_of_oformer_in_the_paper_s_tables_has_a_recipe():
     assert {name for name, recipe in RECIPES.items() if recipe.paper.startswith(("Table", "Section"))} == PAPER
 
 
