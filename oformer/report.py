@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from oformer.analysis import resolution_sweep
-from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count, percent
+from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field
@@ -128,42 +128,66 @@ def write_report(
     sweep: Sequence[Resolution] | None = None,
     device: torch.device | str | None = None,
 ) -> Path:
-    """Write RUN/report.html: settings, scores, curves, predictions, and what to do next; see `measure`."""
+    """Write RUN/report.html: result, predictions, other resolutions, curves, how to use it, settings; see `measure`."""
     seen = measure(run, test, sweep, device)
-    checkpoint = seen.predictor.checkpoint
-    sections: list[page.Block] = [_summary(checkpoint)]
-    if seen.sweep:
-        table = [(r.label, r.points, f"{r.error:.3%}") for r in seen.sweep]
-        sections.append(
-            page.Table(
-                "Test error (mean relative L2) by resolution",
-                ("looked at with", "input points", "error"),
-                table,
-            )
-        )
-    sections += [page.Picture(page.CAPTIONS[name], figure) for name, figure in pictures(seen).items()]
-    sections += [
-        page.Text([f"{test.card.title}. {test.card.text}"]),
-        page.Code("Use it from Python:", in_python(checkpoint, str(run))),
-        page.Table("Its arrays", ("array", "shape", "holds"), arrays_of_a_call(checkpoint)),
-        page.Code("The recipe, complete:", json.dumps(checkpoint.recipe, indent=2)),
+    checkpoint, figures = seen.predictor.checkpoint, pictures(seen)
+
+    def drawn(*names: str) -> list[page.Block]:
+        return [page.Picture(page.CAPTIONS[name], figures[name]) for name in names if name in figures]
+
+    sections: list[page.Block] = [
+        *_under("Predictions", drawn("predictions", "frames", "by-step")),
+        *_under("Other resolutions", [*_resolutions(seen.sweep), *drawn("by-resolution")]),
+        *_under("Training", drawn("training")),
+        page.Heading("Use"),
+        page.Code("Load the operator in Python:", in_python(checkpoint, str(run))),
+        page.Table("Arrays of the call", ("array", "shape", "holds"), arrays_of_a_call(checkpoint)),
+        page.Heading("Problem"),
+        page.Text(f"{test.card.title}. {test.card.text}"),
+        page.Heading("Settings and provenance"),
+        page.Table("The run", ("", "value"), _provenance(checkpoint)),
+        page.Code("The complete recipe:", json.dumps(checkpoint.recipe, indent=2)),
+        *_checksums(checkpoint),
     ]
     path = run / "report.html"
-    subtitle = f"{parameter_count(checkpoint.operator):,} parameters, step {checkpoint.step:,}"
-    page.write_page(path, page.Page(checkpoint.name, subtitle, sections))
+    page.write_page(path, page.Page(checkpoint.name, _result(seen), sections))
     return path
 
 
-def _summary(checkpoint: Checkpoint) -> page.Table:
-    scores = checkpoint.scores
-    rows: list[tuple[str, str]] = []
-    if "error" in scores:
-        rows += [
-            (f"mean error over {scores.get('count')} test samples", percent(scores["error"], 3)),
-            ("median error", percent(scores.get("median"), 3)),
-            ("worst error", percent(scores.get("worst"), 3)),
-        ]
+def _result(seen: Measured) -> str:
+    """The errors of the test split in one line."""
+    scores, many = summarize(seen.found), len(seen.found.relative) != 1
+    return (
+        f"Relative L2 error of {scores.count:,} test sample{'s' * many}, in physical units: mean {scores.error:.3%}, "
+        f"median {scores.median:.3%}, worst {scores.worst:.3%}"
+    )
+
+
+def _under(heading: str, blocks: list[page.Block]) -> list[page.Block]:
+    """Blocks under a heading, which is left out where there are none."""
+    return [page.Heading(heading), *blocks] if blocks else []
+
+
+def _resolutions(sweep: Sequence[Resolution]) -> list[page.Block]:
+    if not sweep:
+        return []
+    rows = [(row.label + " (trained)" * (row.kind == "trained"), row.points, f"{row.error:.3%}") for row in sweep]
+    return [page.Table("Mean test error (relative L2) by input points", ("input", "points", "error"), rows)]
+
+
+def _provenance(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    """What was trained, on what and for how long, without checksums."""
+    rows = [("parameters", f"{parameter_count(checkpoint.operator):,}"), ("steps", f"{checkpoint.step:,}")]
     if checkpoint.recipe and checkpoint.recipe["paper"]:
         rows.append(("in the paper", checkpoint.recipe["paper"]))
-    rows += [(name, str(value)) for name, value in checkpoint.provenance.items() if value is not None]
-    return page.Table("The run (errors are relative L2, in physical units)", ("", "value"), rows)
+    told = checkpoint.provenance.items()
+    return rows + [(name, str(value)) for name, value in told if not _is_checksum(name) and name != "parameters"]
+
+
+def _checksums(checkpoint: Checkpoint) -> list[page.Block]:
+    rows = [(name, str(value)) for name, value in checkpoint.provenance.items() if _is_checksum(name)]
+    return [page.Table("Checksums (SHA-256)", ("", "value"), rows)] if rows else []
+
+
+def _is_checksum(name: str) -> bool:
+    return name.endswith("checksum")

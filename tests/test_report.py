@@ -7,6 +7,7 @@ from oformer import analysis, report
 from oformer.checkpoint import load_checkpoint
 from oformer.errors import InputError
 from oformer.plots.lines import Resolution
+from oformer.plots.page import CAPTIONS
 from oformer.predict import find_checkpoint
 from oformer.training.datasets import train_and_test
 from oformer.training.evaluate import errors, evaluate
@@ -70,3 +71,24 @@ def test_a_line_has_no_movie(run, tmp_path):
     folder, test = run
     with pytest.raises(InputError, match="two dimensions for a movie"):
         report.movie(report.measure(folder, test, [], "cpu"), tmp_path / "movie.gif")
+
+
+def test_the_page_shows_results_first_and_checksums_last(run):
+    folder, test = run
+    page = report.write_report(folder, test, device="cpu").read_text()
+    scores = evaluate(load_checkpoint(find_checkpoint(folder)).operator, test)
+    order = [
+        "<h1>tiny</h1>",
+        f"mean {scores.error:.3%}, median {scores.median:.3%}, worst {scores.worst:.3%}",
+        CAPTIONS["predictions"],
+        "Mean test error (relative L2) by input points",
+        CAPTIONS["by-resolution"],
+        CAPTIONS["training"],
+        "Load the operator in Python:",
+        "<h2>Settings and provenance</h2>",
+        "&quot;steps&quot;: 4",  # the recipe
+        load_checkpoint(find_checkpoint(folder)).provenance["data checksum"],
+    ]
+    places = [page.index(words) for words in order]
+    assert places == sorted(places)
+    assert page.count("<h2>") == 6
