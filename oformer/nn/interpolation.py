@@ -10,9 +10,10 @@ distance R counts nothing (the answer is continuous where the nearest points cha
 felt, and a point split in two of half the weight changes nothing, since points at the same place are counted once.
 """
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 SOFTENING = 1e-8  # δ: at a point itself, others keep this share
 RIDGE = 1e-6  # of the spread of the nearest points, where they lie on a line or at one place
@@ -59,9 +60,8 @@ def _stencils(
     dim = coords.shape[-1]
     wanted = 3**dim
     with torch.no_grad():
-        squares = _squares(coords, at, periods).masked_fill((weights <= 0)[:, None], torch.inf)
         # Twice as many, since some may lie at the same place.
-        nearest = squares.topk(min(2 * wanted, coords.shape[1]), -1, largest=False).indices
+        nearest = _nearest(coords, weights, at, periods, min(2 * wanted, coords.shape[1]))
         rows = nearest.flatten(1)
     near = coords.gather(1, rows[..., None].expand(-1, -1, dim)).unflatten(1, nearest.shape[1:])
     mass = weights.gather(1, rows).unflatten(1, nearest.shape[1:])
@@ -88,6 +88,56 @@ def _stencils(
     spread = (phi[..., None, None] * centered[..., :, None] * centered[..., None, :]).sum(-3)
     slope = _solved(spread, -mean.squeeze(-2))
     return nearest, phi * (1 + (centered * slope[..., None, :]).sum(-1))
+
+
+def _nearest(
+    coords: Float[Tensor, "batch points dim"],
+    weights: Float[Tensor, "batch points"],
+    at: Float[Tensor, "batch queries dim"],
+    periods: tuple[float, ...] | None,
+    count: int,
+) -> Int[Tensor, "batch queries near"]:
+    """The nearest points of positive weight for each query, then any others where there are too few.
+
+    On a CPU they come from a k-d tree, in n log n operations. Elsewhere the distances of all pairs are compared, and so
+    are those of tensors that are traced or transformed, which have no numbers to build a tree of.
+    """
+    if not all(_has_numbers(tensor) for tensor in (coords, weights, at)):
+        squares = _squares(coords, at, periods).masked_fill((weights <= 0)[:, None], torch.inf)
+        return squares.topk(count, -1, largest=False).indices
+    found = [_by_tree(x, w > 0, y, periods, count) for x, w, y in zip(coords, weights, at, strict=True)]
+    return torch.stack([torch.from_numpy(rows) for rows in found])
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory of the CPU: not on a GPU, being compiled, exported or under `torch.func`."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+    if not plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _by_tree(
+    coords: Float[Tensor, "points dim"],
+    present: Bool[Tensor, "points"],
+    at: Float[Tensor, "queries dim"],
+    periods: tuple[float, ...] | None,
+    count: int,
+) -> Int[np.ndarray, "queries near"]:
+    """`_nearest` for one sample."""
+    from scipy.spatial import cKDTree
+
+    points, queries = coords.detach().double().numpy(), at.detach().double().numpy()
+    if periods is not None:
+        points, queries = (np.mod(x, periods) % periods for x in (points, queries))  # twice: -1e-20 rounds to a period
+    there, absent = np.flatnonzero(present.numpy()), np.flatnonzero(~present.numpy())
+    near = min(count, len(there))
+    if not near:
+        return np.broadcast_to(absent[:count], (len(queries), count)).copy()
+    tree = cKDTree(points[there], boxsize=periods)
+    _, rows = tree.query(queries, k=list(range(1, near + 1)), workers=torch.get_num_threads())
+    others = np.broadcast_to(absent[: count - near], (len(queries), count - near))
+    return np.concatenate([there[rows], others], 1)
 
 
 def _squares(coords: Tensor, at: Tensor, periods: tuple[float, ...] | None) -> Float[Tensor, "batch queries points"]:

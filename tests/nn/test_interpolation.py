@@ -106,3 +106,23 @@ def test_the_derivative_at_a_point_itself_is_finite():
     interpolate(torch.randn(1, 20, 1), coords, weights, at).sum().backward()
     assert at.grad is not None
     assert at.grad.isfinite().all()
+
+
+@dimensions
+@pytest.mark.parametrize("periods", [None, 1.0])
+def test_the_tree_finds_the_points_that_all_distances_find(dim, periods, monkeypatch):
+    """On a CPU a k-d tree looks for the nearest points, elsewhere all distances are compared."""
+    coords, weights = cloud(dim, points=70)
+    weights[0, ::3], weights[1, 5:] = 0, 0  # fewer points than are asked for
+    coords[0, 10:20] = coords[0, 30:40]  # doubled points
+    values, at = torch.randn(2, 70, 3), torch.cat([torch.rand(2, 9, dim), coords[:, :5]], 1)
+    around = None if periods is None else (periods,) * dim
+    by_tree = interpolate(values, coords, weights, at, around)
+    monkeypatch.setattr("oformer.nn.interpolation._has_numbers", lambda tensor: False)
+    torch.testing.assert_close(by_tree, interpolate(values, coords, weights, at, around), rtol=1e-9, atol=1e-9)
+
+
+def test_a_point_an_ulp_below_zero_is_inside_the_period():
+    coords, weights = cloud(1)
+    coords[0, 0] = -1e-20
+    assert interpolate(torch.randn(2, 60, 1), coords, weights, coords, (1.0,)).isfinite().all()
