@@ -356,7 +356,8 @@ def _opening(card: ModelCard, checkpoint: Checkpoint | None) -> list[str]:
     return [
         f"# {card.name}",
         "",
-        f"Predicts {wanted} from {known}. Both may lie at any points of the domain.",
+        f"Predicts {wanted} from {known}. Both may lie at any points of the domain; "
+        "[the error depends on the input points](#error-at-other-input-points).",
         "",
         error,
         "",
@@ -422,7 +423,8 @@ def _errors(card: ModelCard) -> list[str]:
         lines += [
             "",
             f"Fresh samples are the samples {fresh.first:,} to {last:,} of data seed {card.data.seed}: after those of "
-            "training and test, and of the same law as the test samples.",
+            "training and test, and of the same law as the test samples. Errors above the worst of them are rarer, not "
+            "impossible.",
         ]
     return lines
 
