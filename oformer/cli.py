@@ -694,6 +694,7 @@ class ZooMeasure:
 
     name: Name
     samples: int = 1000
+    """The number of fresh samples."""
     datasets: Path = Path("datasets")
     """Where the samples are kept."""
     batch: int = 16
