@@ -782,7 +782,7 @@ ZOO = {"list": ZooList, "show": ZooShow, "verify": ZooVerify, "add": ZooAdd, "me
 
 @dataclass
 class Zoo:
-    """The trained operators that come with the package: list, show, verify, add, table."""
+    """The trained operators that come with the package: list, show, verify, add, measure, table."""
 
     action: tyro.conf.OmitSubcommandPrefixes[_either(ZOO)]  # pyright: ignore[reportInvalidTypeForm]
     """What to do."""
