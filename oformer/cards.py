@@ -13,20 +13,23 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from oformer.analysis import resolution_sweep
+from oformer.analysis import Trait, resolution_sweep, worst_count
 from oformer.checkpoint import MODEL_CARD as CARD
 from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
+from oformer.fields import Card
 from oformer.files import read_json
 from oformer.models import Operator
+from oformer.paper import ROWS, Row
 from oformer.plots.lines import Resolution
 from oformer.recipes import RECIPES
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.loop import WITHOUT_EFFECT
 from oformer.training.recipe import Recipe
 
+PLUS = "-plus"  # ends the name of a variant that is better than the faithful recipe at equal size and data
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C
 
 
@@ -63,11 +66,50 @@ class Averaged:
 
 
 @dataclass(frozen=True)
+class Fresh:
+    """Errors on fresh samples: those after the test split in number, of the same problem and seed."""
+
+    first: int  # number of the first one
+    by_sample: tuple[float, ...]  # relative L2 errors
+    traits: tuple[Trait, ...]  # properties of the samples beside their errors; first what sets the worst apart most
+
+    @property
+    def mean(self) -> float:
+        """The mean error."""
+        return statistics.fmean(self.by_sample)
+
+    @property
+    def median(self) -> float:
+        """The median error."""
+        return self.percentile(50)
+
+    @property
+    def worst(self) -> float:
+        """The largest error."""
+        return max(self.by_sample)
+
+    @property
+    def worst_sample(self) -> int:
+        """The number of the sample with the largest error."""
+        return self.first + self.by_sample.index(self.worst)
+
+    def percentile(self, share: int) -> float:
+        """See `percentile`."""
+        return percentile(self.by_sample, share)
+
+
+def percentile(errors: Sequence[float], share: int) -> float:
+    """The smallest of the errors that at least so many percent of them do not exceed."""
+    return sorted(errors)[-(-len(errors) * share // 100) - 1]
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """All that a card says."""
 
     name: str
     command: str  # that trains it
+    paper: str  # the row of the paper that it repeats
     parameters: int
     storage: Literal["float32", "float16"]  # of the weights
     precision: str  # of the arithmetic in training
@@ -78,6 +120,7 @@ class ModelCard:
     views: tuple[Resolution, ...]  # errors at other resolutions and from sparse input
     not_measured: dict[str, str]  # what is missing there, and why
     averaged: Averaged | None
+    fresh: Fresh | None  # None where only the test split was measured
     seeds: tuple[SeedRun, ...]  # the first is the one that is shipped
     files: dict[str, str]  # SHA-256 of what lies beside the card
     licence: str = "MIT"
@@ -85,7 +128,8 @@ class ModelCard:
     @classmethod
     def of(cls, content: dict[str, Any]) -> "ModelCard":
         """From what `dataclasses.asdict` made of it."""
-        averaged = content["averaged"]
+        content = {"paper": "", "fresh": None, **content}  # which older cards do not have
+        averaged, fresh = content["averaged"], content["fresh"]
         seeds = (SeedRun(**{**run, "scores": Scores.of(run["scores"])}) for run in content["seeds"])
         return cls(
             **{
@@ -95,6 +139,7 @@ class ModelCard:
                 "by_sample": tuple(content["by_sample"]),
                 "views": tuple(Resolution(**row) for row in content["views"]),
                 "averaged": Averaged(**averaged) if averaged else None,
+                "fresh": _fresh_of(fresh) if fresh else None,
                 "seeds": tuple(seeds),
             }
         )
@@ -104,19 +149,38 @@ class ModelCard:
         """Whether the weights lie beside the card."""
         return WEIGHTS in self.files
 
-    def expected(self, samples: int | None = None) -> float:
-        """The mean error that the first so many test samples must have; by default that of all."""
-        if samples is None or samples == len(self.by_sample):
-            return self.scores.error
-        if not 1 <= samples <= len(self.by_sample):
-            raise InputError(f"1 to {len(self.by_sample)} test samples", str(samples))
+    def expected(self, samples: int | None = None, *, fresh: bool = False) -> float:
+        """The mean error of the first test samples; by default of all of them.
+
+        Args:
+            samples: their number.
+            fresh: the same of the fresh samples.
+        """
+        kind, errors, mean = "test", self.by_sample, self.scores.error
+        if fresh:
+            if self.fresh is None:
+                raise InputError(
+                    f"a card with errors on fresh samples for {self.name}",
+                    "one with the test split alone",
+                    f"Measure them: oformer zoo measure {self.name}",
+                )
+            kind, errors, mean = "fresh", self.fresh.by_sample, self.fresh.mean
+        if samples is None or samples == len(errors):
+            return mean
+        if not 1 <= samples <= len(errors):
+            raise InputError(f"1 to {len(errors)} {kind} samples", str(samples))
         if len(self.scores.mean_squared) > 1:
             raise InputError(
-                "all test samples where there are several channels, whose units are measured over the split",
+                f"all {kind} samples where there are several channels, whose units are measured over all of them",
                 f"the first {samples}",
                 "Leave the number out",
             )
-        return statistics.fmean(self.by_sample[:samples])
+        return statistics.fmean(errors[:samples])
+
+
+def _fresh_of(content: dict[str, Any]) -> Fresh:
+    traits = tuple(Trait(**trait) for trait in content["traits"])
+    return Fresh(content["first"], tuple(content["by_sample"]), traits)
 
 
 def read_card(folder: Path) -> ModelCard:
@@ -228,63 +292,210 @@ def _flat(value: Any) -> list[Any]:
     return [part for item in value for part in _flat(item)] if isinstance(value, list | tuple) else [value]
 
 
-def card_page(card: ModelCard, paper: str = "", checkpoint: Checkpoint | None = None) -> str:
-    """The card as a page for people.
+def measured(row: Row, scores: Scores) -> float:
+    """What a row of the paper measures, in its unit, from our scores."""
+    near, squares = scores.momentum, None
+    if row.scale and len(scores.mean_squared) == len(row.scale):
+        squares = [error / scale**2 for error, scale in zip(scores.mean_squared, row.scale, strict=True)]
+    if row.quantity == "relative L2":
+        error = scores.error
+    elif row.quantity == "squared error of potential" and squares is not None:
+        error = squares[0]
+    elif row.quantity == "squared error of field" and squares is not None:
+        error = statistics.fmean(squares[1:])
+    elif row.quantity == "relative momentum" and near is not None:
+        error = near.relative
+    elif row.quantity == "density times momentum" and near is not None:
+        error = near.as_released
+    else:
+        raise InputError(f"scores of {row.recipe} with its {row.quantity}", "others", "Add the run to the zoo again")
+    return error / row.unit
+
+
+def _rows_of_their_own(card: ModelCard) -> list[Row]:
+    """The rows of the paper that a card repeats, of those that measure something else than relative L2."""
+    return [row for row in ROWS if row.recipe == card.name.removesuffix(PLUS) and row.quantity != "relative L2"]
+
+
+def headline(card: ModelCard) -> str:
+    """The test error of a card in a few words: relative L2 in percent, or else what the paper's row measures."""
+    rows = _rows_of_their_own(card)
+    if not rows:
+        return f"{card.scores.error:.4%}"
+    power = {1.0: "", 1e-2: "e-2", 1e-3: "e-3"}
+    errors = (row.number(measured(row, card.scores)) + power[row.unit] for row in rows)
+    return f"{'squared' if 'squared' in rows[0].quantity else 'momentum'} {', '.join(errors)}"
+
+
+def card_page(card: ModelCard, checkpoint: Checkpoint | None = None) -> str:
+    """The card as a page for people: what the operator predicts, how well, how to call it; then how it was made.
 
     Args:
         card: its numbers.
-        paper: the row of the paper that it repeats.
         checkpoint: of the shipped weights, if they are.
     """
-    shipped, scores, data = card.seeds[0], card.scores, card.data
-    rows = [
-        ("trained by", f"`{card.command}`"),
-        ("in the paper", paper or "no such row"),
-        ("parameters", f"{card.parameters:,}, in {card.storage}" + " (not shipped)" * (not card.with_weights)),
-        ("data", f"{data.title}: {data.train:,} + {data.test:,} samples, data seed {data.seed}"),
-        ("SHA-256 of the data", f"`{data.checksum or 'not written down'}`"),
-        ("SHA-256 of the test values", f"`{data.test_checksum}`"),
-        ("training", f"{shipped.steps:,} steps, seed {shipped.seed}, {card.precision}, torch {card.torch}"),
-        ("hardware", f"{shipped.hardware}, {shipped.minutes:.1f} minutes"),
-    ]
-    lines = [f"# {card.name}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-    lines += ["", "## Errors", "", "Relative L2 on the test split, in physical units, arithmetic in float32.", ""]
-    lines += ["| | |", "|---|---:|", *(f"| {name} | {value} |" for name, value in _error_rows(card))]
-    if len(scores.by_step) > 1:
-        lines += ["", "By step: " + ", ".join(f"{error:.4g}" for error in scores.by_step) + "."]
-    lines += ["", "## Other points", "", "| looked at with | input points | error |", "|---|---:|---:|"]
-    lines += [f"| {row.label}{' (trained)' * (row.kind == 'trained')} | {row.points:,} | {row.error:.4e} |"
-              for row in card.views]  # fmt: skip
-    lines += [f"| {name} | | not measured: {why} |" for name, why in card.not_measured.items()]
+    sections = [_opening(card, checkpoint), _errors(card)]
+    if card.fresh is not None and card.fresh.traits:
+        sections.append(_worst_samples(card.fresh))
+    sections.append(_points(card))
     if len(card.seeds) > 1:
-        errors = [run.scores.error for run in card.seeds]
-        lines += ["", "## Seeds", "", "| training seed | error | minutes | journal |", "|---:|---:|---:|---|"]
-        lines += [f"| {run.seed} | {run.scores.error:.4e} | {run.minutes:.1f} | [{run.journal}]({run.journal}) |"
-                  for run in card.seeds]  # fmt: skip
-        spread = statistics.stdev(errors)
-        lines += ["", f"Mean {statistics.fmean(errors):.4e}, standard deviation {spread:.1e}; float32 weights."]
+        sections.append(_seeds(card))
+    sections.append(_origin(card))
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def _opening(card: ModelCard, checkpoint: Checkpoint | None) -> list[str]:
+    """What the operator predicts, its error, and how to call it."""
+    title, error = card.data.title, f"**Test error:** {_error_in_a_line(card)}."
     if checkpoint is None:
-        return "\n".join([*lines, "", f"{card.licence} licence."]) + "\n"
-    lines += [
+        story = f"Problem: {title}. The weights are not shipped; `{card.command}` trains them again."
+        return [f"# {card.name}", "", story, "", error]
+    spec, names = checkpoint.operator.spec, checkpoint.data or Card(title)
+    known = _channels(names.inputs or ("the input",), spec.in_times)
+    wanted = _channels(names.targets or ("the target",), spec.out_times)
+    return [
+        f"# {card.name}",
         "",
-        "## Use",
+        f"Predicts {wanted} from {known}. Both may lie at any points of the domain; "
+        "[the error depends on the input points](#error-at-other-input-points).",
+        "",
+        error,
         "",
         *how_to_use(checkpoint, card.name),
         "",
-        f"`oformer evaluate zoo:{card.name}` makes the test samples again and compares. Values are in physical units;",
-        f"the normalization is part of the weights. {card.licence} licence.",
+        "Values are in physical units; the normalization is part of the weights.",
+        "",
+        "## Problem",
+        "",
+        f"{title}. {names.text}".strip(),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _error_rows(card: ModelCard) -> list[tuple[str, str]]:
-    scores = card.scores
+def _channels(names: Sequence[str], frames: int) -> str:
+    """The channels of a field in words."""
+    words = ", ".join(names) if len(names) <= 4 else f"{len(names)} channels"
+    return words if frames == 1 else f"{frames} frames of {words}"
+
+
+def _error_in_a_line(card: ModelCard) -> str:
+    """The mean errors of the test split and of the fresh samples."""
+    parts = [f"relative L2 {_percent(card.scores.error)}, mean over {card.scores.count:,} test samples"]
+    if card.fresh is not None:
+        fresh = card.fresh
+        parts.append(
+            f"over {len(fresh.by_sample):,} fresh samples {_percent(fresh.mean)}, at worst {_percent(fresh.worst)}"
+        )
+    if rows := _rows_of_their_own(card):
+        numbers = (f"{row.quantity} {row.number(measured(row, card.scores))}{row.multiple}" for row in rows)
+        parts.append(f"as the paper measures it, {' and '.join(numbers)}")
+    return "; ".join(parts)
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.3g}%"
+
+
+def _errors(card: ModelCard) -> list[str]:
+    scores, fresh = card.scores, card.fresh
     rows = [
-        (f"mean over {scores.count} samples", f"{scores.error:.4e}"),
-        ("median", f"{scores.median:.4e}"),
-        (f"worst (sample {scores.worst_sample})", f"{scores.worst:.4e}"),
-        ("mean of batch means, as the released code", f"{scores.batch_mean:.4e}"),
+        ("samples", f"{scores.count:,}", fresh and f"{len(fresh.by_sample):,}"),
+        ("mean", f"{scores.error:.4e}", fresh and f"{fresh.mean:.4e}"),
+        ("standard error of the mean", _standard_error(card.by_sample), fresh and _standard_error(fresh.by_sample)),
+        ("median", f"{scores.median:.4e}", fresh and f"{fresh.median:.4e}"),
+        ("99th percentile", f"{percentile(card.by_sample, 99):.4e}" if len(card.by_sample) >= 100 else "",
+         fresh and f"{fresh.percentile(99):.4e}"),
+        ("worst", f"{scores.worst:.4e} (sample {scores.worst_sample})",
+         fresh and f"{fresh.worst:.4e} (sample {fresh.worst_sample})"),
+        ("mean of batch means, as the released code", f"{scores.batch_mean:.4e}", ""),
+        *((name, value, "") for name, value in _further_errors(card)),
+    ]  # fmt: skip
+    width = 2 if fresh is None else 3
+    head = ("", "test split", "fresh samples")[:width]
+    lines = ["## Errors", "", "Relative L2 errors in physical units, computed in float32.", ""]
+    lines += ["| " + " | ".join(head) + " |", "|---" + "|---:" * (width - 1) + "|"]
+    lines += ["| " + " | ".join(map(str, row[:width])) + " |" for row in rows if any(row[1:width])]
+    if len(scores.by_step) > 1:
+        steps = range(1, len(scores.by_step) + 1)
+        lines += ["", "| predicted step | mean error |", "|---:|---:|"]
+        lines += [f"| {step} | {error:.4g} |" for step, error in zip(steps, scores.by_step, strict=True)]
+    if fresh is not None:
+        last = fresh.first + len(fresh.by_sample) - 1
+        lines += [
+            "",
+            f"Fresh samples are the samples {fresh.first:,} to {last:,} of data seed {card.data.seed}: after those of "
+            "training and test, and of the same law as the test samples. Errors above the worst of them are rarer, not "
+            "impossible.",
+        ]
+    return lines
+
+
+def _standard_error(errors: Sequence[float]) -> str:
+    return f"{statistics.stdev(errors) / math.sqrt(len(errors)):.1e}" if len(errors) > 1 else ""
+
+
+def _worst_samples(fresh: Fresh) -> list[str]:
+    """What sets the samples with the largest errors apart."""
+    count, first = worst_count(len(fresh.by_sample)), fresh.traits[0]
+    lines = [
+        "## Which samples have the largest errors",
+        "",
+        f"The {count} worst of the {len(fresh.by_sample):,} fresh samples differ from the others most in the "
+        f"{first.name}: its median is {first.worst:.3g} among them and {first.typical:.3g} among all.",
+        "",
+        f"| property | median of all | median of the {count} worst | rank correlation with the error |",
+        "|---|---:|---:|---:|",
     ]
+    return lines + [f"| {trait.name} | {trait.typical:.3g} | {trait.worst:.3g} | {trait.correlation:+.2f} |"
+                    for trait in fresh.traits]  # fmt: skip
+
+
+def _points(card: ModelCard) -> list[str]:
+    lines = ["## Error at other input points", "", "| input | points | mean error |", "|---|---:|---:|"]
+    lines += [f"| {row.label}{' (trained)' * (row.kind == 'trained')} | {row.points:,} | {row.error:.4e} |"
+              for row in card.views]  # fmt: skip
+    return lines + [f"| {name} | | not measured: {why} |" for name, why in card.not_measured.items()]
+
+
+def _seeds(card: ModelCard) -> list[str]:
+    errors = [run.scores.error for run in card.seeds]
+    lines = [
+        "## Error by training seed",
+        "",
+        "| training seed | mean error | minutes | journal |",
+        "|---:|---:|---:|---|",
+    ]
+    lines += [f"| {run.seed} | {run.scores.error:.4e} | {run.minutes:.1f} | [{run.journal}]({run.journal}) |"
+              for run in card.seeds]  # fmt: skip
+    spread = statistics.stdev(errors)
+    return [*lines, "", f"Mean {statistics.fmean(errors):.4e}, standard deviation {spread:.1e}; float32 weights."]
+
+
+def _origin(card: ModelCard) -> list[str]:
+    """How the weights were made, and checksums."""
+    shipped, data = card.seeds[0], card.data
+    rows = [
+        ("trained by", f"`{card.command}`"),
+        ("in the paper", card.paper or "no such row"),
+        ("parameters", f"{card.parameters:,}, in {card.storage}" + " (not shipped)" * (not card.with_weights)),
+        ("data", f"{data.title}: {data.train:,} training and {data.test:,} test samples, data seed {data.seed}"),
+        ("training", f"{shipped.steps:,} steps, seed {shipped.seed}, {card.precision}, torch {card.torch}"),
+        ("hardware", f"{shipped.hardware}, {shipped.minutes:.1f} minutes"),
+        ("licence", card.licence),
+        ("SHA-256 of the data", f"`{data.checksum}`" if data.checksum else "not recorded"),
+        ("SHA-256 of the test values", f"`{data.test_checksum}`"),
+    ]
+    lines = ["## Training and data", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    if card.with_weights:
+        check = (
+            f"`oformer evaluate zoo:{card.name}` makes the test samples again and compares their error with this card."
+        )
+        lines += ["", check]
+    return lines
+
+
+def _further_errors(card: ModelCard) -> list[tuple[str, str]]:
+    """Rows of the table of errors that only some operators have."""
+    scores, rows = card.scores, []
     if card.storage == "float16":
         full = card.seeds[0].scores.error
         rows.append(("mean with the weights in float32", f"{full:.4e} (float16 costs {scores.error / full - 1:+.2%})"))
@@ -298,6 +509,9 @@ def _error_rows(card: ModelCard) -> list[tuple[str, str]]:
         rows += [
             ("momentum near the foil, relative", f"{near.relative:.4e}"),
             ("momentum near the foil, root mean square error", f"{near.rmse:.4g} kg/(m2 s)"),
-            ("the same times density, mean over batches, as the released code", f"{near.as_released:.4g}"),
+            (
+                "density times momentum near the foil, mean over batches, as the released code",
+                f"{near.as_released:.4g}",
+            ),
         ]
     return rows

@@ -610,7 +610,7 @@ class ZooList:
 
     def run(self, rest: list[str]) -> int:
         """Print the table."""
-        from oformer.results import headline
+        from oformer.cards import headline
         from oformer.shipped import zoo_folder
         from oformer.zoo import shipped, size_of
 
@@ -659,6 +659,8 @@ class ZooVerify:
     """Only recompute the checksums of the files, and see that they predict."""
     samples: Count | None = None
     """Only the first so many test samples, where all would take too long (Navier-Stokes on a CPU)."""
+    fresh: bool = False
+    """Compare the error on the card's fresh samples instead of the test samples."""
     tolerance: Positive = 0.01
     """The largest relative difference."""
     datasets: Path = Path("datasets")
@@ -678,8 +680,8 @@ class ZooVerify:
             words = "; ".join(wrong) or "files as written, and it predicts"
             if not wrong and not self.quick:
                 found = compare(
-                    name, samples=self.samples, datasets=self.datasets, device=_device(self.device), batch=self.batch,
-                    say=say,
+                    name, samples=self.samples, fresh=self.fresh, datasets=self.datasets,
+                    device=_device(self.device), batch=self.batch, say=say,
                 )  # fmt: skip
                 good &= abs(found.difference) <= self.tolerance
                 words = f"card {found.card:.4%}, now {found.now:.4%} ({found.difference:+.3%}), {found.samples} samples"
@@ -707,6 +709,8 @@ class ZooAdd:
     """Make the test samples at twice their resolution too, where they are not stored so finely."""
     average: Count = 1
     """Also measure the mean of predictions under so many exact symmetries of the problem."""
+    fresh: CountOrNone = 0
+    """Also measure so many samples after the test split, and say which of them have the largest errors."""
     zoo: Path | None = None
     """The folder to write into; by default the one in which names are looked up."""
     datasets: Path = Path("datasets")
@@ -721,7 +725,7 @@ class ZooAdd:
         _no_more(rest)
         folder = add(
             self.run_folder, name=self.name, seed_runs=self.seed_run, half=self.half, card_only=self.card_only,
-            finer=self.finer, average=self.average, datasets=self.datasets, root=self.zoo,
+            finer=self.finer, average=self.average, fresh=self.fresh, datasets=self.datasets, root=self.zoo,
             device=_device(self.device), batch=self.batch, say=say,
         )  # fmt: skip
         say(f"Wrote {folder}. Read {folder / 'README.md'}; renew the table of results: {_program()} zoo table")
@@ -729,8 +733,36 @@ class ZooAdd:
 
 
 @dataclass
+class ZooMeasure:
+    """Measure a trained operator of the zoo on fresh samples, after those of its test split, and renew its card."""
+
+    name: Name
+    samples: Count = 1000
+    """The number of fresh samples."""
+    datasets: Path = Path("datasets")
+    """Where the samples are kept."""
+    batch: Count = 16
+    device: Device = "auto"
+
+    def run(self, rest: list[str]) -> int:
+        """Measure and write."""
+        from oformer.zoo import renew
+
+        _no_more(rest)
+        device = _device(self.device)
+        folder = renew(
+            self.name, self.samples, datasets=self.datasets, device=device, batch=self.batch, say=say
+        )  # fmt: skip
+        say(f"Wrote {folder / 'card.json'} and {folder / 'README.md'}")
+        return 0
+
+
+@dataclass
 class ZooTable:
-    """Write the cards beside the numbers of the paper: into docs/results.md and README.md, between their marks."""
+    """Write the cards beside the numbers of the paper: into docs/results.md and README.md, between their marks.
+
+    The page of each card is written anew too.
+    """
 
     results: Path = Path("docs/results.md")
     readme: Path = Path("README.md")
@@ -743,9 +775,11 @@ class ZooTable:
     def run(self, rest: list[str]) -> int:
         """Rewrite both files."""
         from oformer.results import write_results
-        from oformer.zoo import all_cards
+        from oformer.zoo import all_cards, card_folders, write_page
 
         _no_more(rest)
+        for folder in card_folders(self.runs):
+            say(f"Wrote {write_page(folder)}")
         for path in write_results(all_cards(self.runs), self.results, self.readme, self.images):
             say(f"Wrote {path}")
         return 0
@@ -787,12 +821,12 @@ class Serve:
         return 0
 
 
-ZOO = {"list": ZooList, "show": ZooShow, "verify": ZooVerify, "add": ZooAdd, "table": ZooTable}
+ZOO = {"list": ZooList, "show": ZooShow, "verify": ZooVerify, "add": ZooAdd, "measure": ZooMeasure, "table": ZooTable}
 
 
 @dataclass
 class Zoo:
-    """The trained operators that come with the package: list, show, verify, add, table."""
+    """The trained operators that come with the package: list, show, verify, add, measure, table."""
 
     action: tyro.conf.OmitSubcommandPrefixes[_either(ZOO)]  # pyright: ignore[reportInvalidTypeForm]
     """What to do."""

@@ -42,6 +42,15 @@ class Row:
         """The model with the smallest error of the row, and the error."""
         return min(self.errors.items(), key=lambda item: item[1])
 
+    @property
+    def multiple(self) -> str:
+        """The unit in words, after a number."""
+        return {1.0: "", 1e-2: " × 10⁻²", 1e-3: " × 10⁻³"}[self.unit]
+
+    def number(self, error: float) -> str:
+        """An error in the unit of the row, with as many digits as the paper prints."""
+        return f"{error:.{self.digits}f}"
+
 
 def _navier_stokes(recipe: str, errors: tuple[float, float, float, float, float], spread: float) -> Row:
     models = ("FNO-2D", "FNO-3D", "MWT", "Galerkin Transformer", OURS)

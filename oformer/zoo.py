@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oformer.analysis import traits
 from oformer.cards import (
     CARD,
     WITHOUT_EFFECT,
     Averaged,
     DataRecord,
+    Fresh,
     ModelCard,
     SeedRun,
     card_page,
@@ -47,7 +49,7 @@ from oformer.models import Operator
 from oformer.predict import Predictor, find_checkpoint
 from oformer.problems import Burgers, NavierStokes
 from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_test_samples
+from oformer.training.datasets import open_fresh_samples, open_test_samples
 from oformer.training.evaluate import Scores, errors, evaluate, summarize
 from oformer.training.journal import JOURNAL, read_journal
 from oformer.training.recipe import Recipe
@@ -69,8 +71,12 @@ def shipped() -> dict[str, ModelCard]:
 
 def all_cards(runs: Path) -> dict[str, ModelCard]:
     """The cards of all models, and those in a folder of runs whose weights are not shipped."""
-    others = {path.parent.name: read_card(path.parent) for path in sorted(runs.glob(f"*/{CARD}"))}
-    return {**others, **shipped()}
+    return {folder.name: read_card(folder) for folder in card_folders(runs)}
+
+
+def card_folders(runs: Path) -> list[Path]:
+    """The folders of all cards: of runs whose weights are not shipped, and of the zoo."""
+    return [path.parent for path in sorted(runs.glob(f"*/{CARD}"))] + [zoo_folder() / name for name in zoo_names()]
 
 
 def _finer(recipe: Recipe) -> Recipe | None:
@@ -93,6 +99,7 @@ def add(
     card_only: bool = False,
     finer: bool = False,
     average: int = 1,
+    fresh: int = 0,
     datasets: Path = Path("datasets"),
     root: Path | None = None,
     device: torch.device | str = "cpu",
@@ -109,6 +116,7 @@ def add(
         card_only: write the card and the journals without the weights.
         finer: make the test samples at twice their resolution too, where they are not stored so finely.
         average: also measure the mean of predictions under so many exact symmetries.
+        fresh: number of samples after the test split to measure too; see `measure_fresh`.
         datasets: the folder of generated datasets.
         root: the folder to write into; by default the one that names are looked up in, or `runs` for a card only.
         device: where to compute.
@@ -159,9 +167,13 @@ def add(
         mean = None
         if average != 1:
             mean = Averaged(average, evaluate(operator, test, batch, recipe.problem, average).error)
+    found_fresh = None
+    if fresh:
+        found_fresh = measure_fresh(operator, recipe, fresh, datasets=datasets, device=device, batch=batch, say=say)
     card = ModelCard(
         name=name or recipe.name,
         command=training_command(recipe),
+        paper=recipe.paper,
         parameters=parameter_count(operator),
         storage="float16" if half else "float32",
         precision=recipe.training.precision,
@@ -175,10 +187,11 @@ def add(
             test_checksum=values_checksum(test),
         ),
         scores=scores,
-        by_sample=tuple(found.relative.tolist()),
+        by_sample=_by_sample(found.relative),
         views=views,
         not_measured=missing,
         averaged=mean,
+        fresh=found_fresh,
         seeds=tuple(seeds),
         files={},
     )
@@ -189,13 +202,75 @@ def add(
         scores=dataclasses.asdict(scores),
     )
     if card_only:
-        return _write((root or Path("runs")) / card.name, card, None, journals, recipe.paper)
-    return _write((root or zoo_folder()) / card.name, card, shipped, journals, recipe.paper)
+        return _write((root or Path("runs")) / card.name, card, None, journals)
+    return _write((root or zoo_folder()) / card.name, card, shipped, journals)
 
 
-def _write(
-    folder: Path, card: ModelCard, checkpoint: Checkpoint | None, journals: dict[str, bytes], paper: str
+def measure_fresh(
+    operator: Operator,
+    recipe: Recipe,
+    samples: int,
+    *,
+    datasets: Path = Path("datasets"),
+    device: torch.device | str = "cpu",
+    batch: int = 16,
+    say: Say = _silent,
+) -> Fresh:
+    """Measure an operator on samples after the test split: a hundred test samples say little of the largest errors.
+
+    Args:
+        operator: trained.
+        recipe: whose problem.
+        samples: their number.
+        datasets: the folder of generated datasets.
+        device: where to solve them; the operator predicts where it lives.
+        batch: samples at once.
+        say: told what is being done.
+    """
+    dataset = open_fresh_samples(recipe, datasets, samples, device=device, say=say)
+    say(f"Measuring {samples:,} fresh samples.")
+    with watched(operator, samples, say):
+        found = errors(operator, dataset, batch).relative
+    return Fresh(recipe.data.train + recipe.data.test, _by_sample(found), tuple(traits(dataset, found)))
+
+
+def _by_sample(found: Tensor) -> tuple[float, ...]:
+    """Errors with six digits: float32 knows no more, and thousands of them are half of a card."""
+    return tuple(float(f"{error:.6g}") for error in found.tolist())
+
+
+def renew(
+    name: str,
+    samples: int,
+    *,
+    datasets: Path = Path("datasets"),
+    device: torch.device | str = "cpu",
+    batch: int = 16,
+    say: Say = _silent,
 ) -> Path:
+    """Measure a model of the zoo on fresh samples and write its card again; see `measure_fresh`.
+
+    Returns:
+        The folder of the model.
+    """
+    folder = find_checkpoint(f"zoo:{name}")
+    card, checkpoint = read_card(folder), load_checkpoint(folder, device)
+    found = measure_fresh(
+        checkpoint.operator, _recipe_of(checkpoint), samples, datasets=datasets, device=device, batch=batch, say=say
+    )
+    write_json(folder / CARD, dataclasses.asdict(dataclasses.replace(card, fresh=found)))
+    write_page(folder)
+    return folder
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of a card anew, from its numbers."""
+    card = read_card(folder)
+    write_text(folder / PAGE, card_page(card, load_checkpoint(folder) if card.with_weights else None))
+    return folder / PAGE
+
+
+def _write(folder: Path, card: ModelCard, checkpoint: Checkpoint | None, journals: dict[str, bytes]) -> Path:
     """Write the folder of a model; it appears complete or not at all."""
     with new_folder(folder) as place:
         if checkpoint is not None:
@@ -206,7 +281,7 @@ def _write(
         kept = sorted(path for path in place.iterdir() if path.name != PAGE)
         card = dataclasses.replace(card, files={path.name: sha256(path) for path in kept})
         write_json(place / CARD, dataclasses.asdict(card))
-        write_text(place / PAGE, card_page(card, paper, checkpoint))
+        write_text(place / PAGE, card_page(card, checkpoint))
     return folder
 
 
@@ -297,6 +372,7 @@ def compare(
     name: str,
     *,
     samples: int | None = None,
+    fresh: bool = False,
     datasets: Path = Path("datasets"),
     device: torch.device | str = "cpu",
     batch: int = 16,
@@ -307,6 +383,7 @@ def compare(
     Args:
         name: of the model.
         samples: only the first so many, where all would take too long.
+        fresh: the fresh samples of the card instead of the test samples.
         datasets: where the samples are kept.
         device: where to make and to predict them.
         batch: samples at once.
@@ -314,8 +391,12 @@ def compare(
     """
     folder = find_checkpoint(f"zoo:{name}")
     card, checkpoint = read_card(folder), load_checkpoint(folder, device)
-    expected = card.expected(samples)
-    test = open_test_samples(_recipe_of(checkpoint), datasets, samples=samples, device=device, say=say)
+    expected, recipe = card.expected(samples, fresh=fresh), _recipe_of(checkpoint)
+    if fresh and card.fresh is not None:
+        count = len(card.fresh.by_sample) if samples is None else samples
+        test = open_fresh_samples(recipe, datasets, count, device=device, say=say)
+    else:
+        test = open_test_samples(recipe, datasets, samples=samples, device=device, say=say)
     with watched(checkpoint.operator, len(test), say):
         found: Scores = evaluate(checkpoint.operator, test, batch)
     return Comparison(name, len(test), expected, found.error)

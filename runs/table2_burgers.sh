@@ -13,6 +13,7 @@ for name in burgers-2048 burgers-512 burgers-8192 burgers-2048-plus; do
     if [ "$name" = burgers-2048 ]; then how=(--no-half); fi
     if [ "$name" = burgers-8192 ]; then how=(--card-only); fi
     if [[ $name == *-plus ]]; then how=(--half --average 16); fi
-    oformer zoo add "outputs/$name-seed1" --seed-run "outputs/$name-seed2" "outputs/$name-seed3" --finer "${how[@]}"
+    oformer zoo add "outputs/$name-seed1" --seed-run "outputs/$name-seed2" "outputs/$name-seed3" \
+        --finer --fresh 1000 "${how[@]}"
 done
 oformer zoo table

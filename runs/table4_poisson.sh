@@ -11,7 +11,7 @@ for name in electro electro-aug magneto magneto-aug; do
     for seed in $first $((first + 1)) $((first + 2)); do
         oformer train "$name" --out "outputs/$name-seed$seed" --training.seed "$seed" "$@"
     done
-    oformer zoo add "outputs/$name-seed$first" --half \
+    oformer zoo add "outputs/$name-seed$first" --half --fresh 1000 \
         --seed-run "outputs/$name-seed$((first + 1))" "outputs/$name-seed$((first + 2))"
 done
 oformer zoo table

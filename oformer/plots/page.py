@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # What is written under the pictures of a run, by their names.
 CAPTIONS = {
     "training": "Training loss and test error by training step.",
-    "predictions": "The test samples with the smallest, the median and the largest error: input, true solution, "
-    "prediction and their difference.",
+    "predictions": "The best, the median and the worst of as many test samples as the picture counts: input, true "
+    "solution, prediction and their difference.",
     "frames": "The test sample with the median error, at several frames: true solution, prediction, difference.",
     "by-step": "Relative L2 error of each predicted step: the median over test samples, and a band with 80% of them.",
     "by-resolution": "Mean test error of the same weights when the input has another number of points.",

@@ -163,16 +163,60 @@ def open_test_samples(
     folders = [base.with_name(f"{base.name}-test{count}") for count in (data.test, wanted)]
     store = _complete(folders[0]) or _complete(folders[1])
     if store is None:
-        size = estimate(problem, wanted, data.storage) / 1e6
-        what = f"{wanted:,} test sample{'s' * (wanted > 1)} of {problem.card.title}"
-        say(f"Making {what} in {folders[1]} ({size:,.0f} MB).")
-        store = generate(
-            Tail(problem, data.train), wanted, seed=data.seed, folder=folders[1], splits={"test": (0, wanted)},
-            device=device, batch=problem.cpu_batch if torch.device(device).type == "cpu" else None,
-            part_size=_part_size(folders[1], problem, device), storage=data.storage, workers=None,
-        )  # fmt: skip
-        assert store is not None  # there is one shard
+        what = f"{wanted:,} test sample{'s' * (wanted > 1)}"
+        store = _made_alone(recipe, data.train, wanted, folders[1], what, device, say)
     return PointDataset(store, data.view, range(wanted))
+
+
+def open_fresh_samples(
+    recipe: Recipe,
+    root: Path,
+    samples: int,
+    *,
+    device: torch.device | str = "cpu",
+    say: Callable[[str], None] = lambda text: None,
+) -> PointDataset:
+    """Samples after the last test sample, under the view of the recipe: same problem and seed, in neither split.
+
+    Args:
+        recipe: whose problem.
+        root: the folder of generated datasets, where they are looked for and kept.
+        samples: their number.
+        device: where to generate.
+        say: told what generation will cost before it begins.
+    """
+    if samples < 1:
+        raise InputError("at least one fresh sample", str(samples))
+    problem, data = _problem_of(recipe), recipe.data
+    first = data.train + data.test
+    base = dataset_folder(problem, first, data.seed, root)
+    folder = base.with_name(f"{base.name}-fresh{samples}")
+    store = _complete(folder)
+    if store is None:
+        what = f"{samples:,} fresh sample{'s' * (samples > 1)}"
+        store = _made_alone(recipe, first, samples, folder, what, device, say)
+    return PointDataset(store, data.view)
+
+
+def _made_alone(
+    recipe: Recipe,
+    first: int,
+    count: int,
+    folder: Path,
+    what: str,
+    device: torch.device | str,
+    say: Callable[[str], None],
+) -> Store:
+    """Generate the samples first, first + 1... of a recipe's problem without those before them."""
+    problem, data = _problem_of(recipe), recipe.data
+    say(f"Making {what} of {problem.card.title} in {folder} ({estimate(problem, count, data.storage) / 1e6:,.0f} MB).")
+    store = generate(
+        Tail(problem, first), count, seed=data.seed, folder=folder, splits={"test": (0, count)},
+        device=device, batch=problem.cpu_batch if torch.device(device).type == "cpu" else None,
+        part_size=_part_size(folder, problem, device), storage=data.storage, workers=None,
+    )  # fmt: skip
+    assert store is not None  # there is one shard
+    return store
 
 
 def open_split(
