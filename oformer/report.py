@@ -163,7 +163,7 @@ def _summary(checkpoint: Checkpoint) -> page.Table:
             ("median error", percent(scores.get("median"), 3)),
             ("worst error", percent(scores.get("worst"), 3)),
         ]
-    if checkpoint.recipe and checkpoint.recipe["paper"]:
-        rows.append(("in the paper", checkpoint.recipe["paper"]))
+    if paper := (checkpoint.recipe or {}).get("paper"):
+        rows.append(("in the paper", str(paper)))
     rows += [(name, str(value)) for name, value in checkpoint.provenance.items() if value is not None]
     return page.Table("The run (errors are relative L2, in physical units)", ("", "value"), rows)

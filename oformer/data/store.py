@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from oformer import files
+from oformer.data.arrays import check_codes
 from oformer.data.layout import (
     AGAIN,
     Storage,
@@ -311,6 +312,8 @@ def _check(index: int, sample: Sample, spec: Spec, of: str = "") -> None:
     where = f"sample {index}{of}"
     check_sample(sample, spec, where)
     check_grid(sample, spec, where)
+    check_codes(f"the input of {where}", sample.input.values, spec.in_categories)
+    check_codes(f"the query of {where}", sample.query.values, spec.query_categories)
     for name, value in sample.parameters.items():
         check_finite(f"{where}, parameter {name}", value)
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pickle
 import threading
@@ -461,3 +462,17 @@ def test_manifest_is_what_the_card_says(tmp_path, waves):
     assert "Seed 5" in text
     assert store.card == Card("A test")
     assert "6 samples" in repr(store)
+
+
+def test_codes_beyond_the_categories_are_refused_when_written_and_when_read(tmp_path, waves):
+    samples = [dataclasses.replace(s, input=Field(s.input.coords, s.input.values.round().abs(), s.input.weights))
+               for s in waves.samples(range(3), 0)]  # fmt: skip
+    most = int(max(sample.input.values.max() for sample in samples))
+    spec = dataclasses.replace(waves.spec, in_categories=most + 1)
+    write(tmp_path / "d", samples, spec)
+    with pytest.raises(InputError, match=f"codes 0 to {most - 1} in the last channel of the input of sample"):
+        write(tmp_path / "few", samples, dataclasses.replace(spec, in_categories=most))
+    sidecar = tmp_path / "d" / "dataset.json"
+    sidecar.write_text(sidecar.read_text().replace(f'"in_categories": {most + 1}', f'"in_categories": {most}'))
+    with pytest.raises(InputError, match=r"last channel of the input of sample \d of .*part-00000"):
+        list(Store.open(tmp_path / "d"))
