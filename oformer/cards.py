@@ -188,7 +188,7 @@ def read_card(folder: Path) -> ModelCard:
     content = read_json(folder / CARD)
     try:
         return ModelCard.of(content)
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
             f"a card of this version in {folder / CARD}", f"another ({error})", "Make it again: oformer zoo add RUN"
         ) from error

@@ -3,6 +3,7 @@
 It is rebuilt from its model configuration and its spec alone, so using one runs no training code.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,10 +150,13 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
         raise InputError(f"an object `files` with the checksums of {folder} in {record}", repr(known)[:80], EDITED)
     for name in names:
         if wrong := changed_files(folder, {name: known.get(name)}):
+            before = [path for path in checkpoints(run_of(folder)) if path < folder]
             raise InputError(
                 f"{folder / name} as it was written, with the SHA-256 in {record.name}",
                 wrong[0],
-                "It is damaged or was edited: copy it again. To use it as it is: load_checkpoint(folder, verify=False)"
+                "It is damaged or was edited: copy it again"
+                + (f", or take the checkpoint before, {before[-1]}" if before else "")
+                + ". To use it as it is: load_checkpoint(folder, verify=False)"
                 + f", or delete {CHECKSUMS}" * (record.name == CHECKSUMS),
             )
 
@@ -222,9 +226,9 @@ def _built(config: StoredConfig, path: Path, stored: Mapping[str, np.ndarray]) -
     if not isinstance(kind, str) or kind not in MODELS:
         raise InputError(f"one of {', '.join(MODELS)} at `model.type` of {path}", repr(kind), EDITED)
     room = sum(array.size for array in stored.values())
-    if (largest := max(_whole_numbers(config.model), default=0)) > room:
+    if (largest := max(_sizes(config))) > room:
         raise InputError(
-            f"sizes at `model` of {path} that fit the {room:,} numbers of {WEIGHTS}", f"{largest:,}", EDITED
+            f"sizes at `model` and `spec` of {path} that fit the {room:,} numbers of {WEIGHTS}", f"{largest:,}", EDITED
         )
     model = from_json(MODELS[kind], config.model, f"{path}.model")
     try:
@@ -250,6 +254,16 @@ def _size(tensor: Tensor | np.ndarray) -> str:
     """The shape, and whether the numbers are whole; floats of any width are alike, since weights may be in float16."""
     floats = tensor.is_floating_point() if isinstance(tensor, Tensor) else tensor.dtype.kind == "f"
     return f"of {'floats' if floats else 'integers'} and shape {tuple(tensor.shape)}"
+
+
+def _sizes(config: StoredConfig) -> Iterator[int]:
+    """The integers of a configuration of which a layer or a statistic has as many numbers, at least."""
+    spec, scales = config.spec, config.normalization
+    yield from _whole_numbers(config.model)
+    yield from (spec.in_times, spec.in_channels, spec.out_channels, spec.query_channels)
+    yield from (spec.in_categories, spec.query_categories)
+    if "pointwise" in (scales.input, scales.target):
+        yield math.prod(spec.grid or ())
 
 
 def _whole_numbers(content: Any) -> Iterator[int]:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oformer.checkpoint import CONFIG, Checkpoint, load_checkpoint, parameter_count, save_checkpoint
+from oformer.checkpoint import CONFIG, Checkpoint, check_files, load_checkpoint, parameter_count, save_checkpoint
 from oformer.config import from_json, to_json
 from oformer.data.arrays import Arrays, samples_of
 from oformer.data.dataset import PointDataset
@@ -353,6 +353,7 @@ class OperatorRegressor:
                     str(folder),
                     "Other checkpoints are opened with `Predictor`",
                 )
+        check_files(folder, (ESTIMATOR,))
         content = read_json(folder / ESTIMATOR)
         model = cls(**{**content["settings"], "device": device})
         model.predictor_ = Predictor(load_checkpoint(folder), model._device())

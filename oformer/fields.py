@@ -164,6 +164,11 @@ class Spec:
             value = getattr(self, name)
             if value is not None and len(value) != self.dim:
                 raise InputError(f"`{name}` with one entry per dimension ({self.dim})", str(value))
+            if value is not None and not all(0 < entry < float("inf") for entry in value):
+                raise InputError(f"entries above zero in `{name}`", str(value))
+        for name in ("query_channels", "in_categories", "query_categories"):
+            if getattr(self, name) < 0:
+                raise InputError(f"zero or more in `{name}`", str(getattr(self, name)))
 
 
 @dataclass(frozen=True)

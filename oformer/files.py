@@ -377,6 +377,16 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
+def _entry(entry: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
+    """The type, the shape, and the first and the last byte of an array, as a header has them."""
+    (first, last), shape = entry["data_offsets"], entry["shape"]
+    whole = all(type(n) is int and n >= 0 for n in (first, last, *shape))
+    # numpy has no arrays of more axes or longer ones, not even empty ones.
+    if not whole or not isinstance(entry["dtype"], str) or len(shape) > 32 or math.prod(n or 1 for n in shape) >= 2**60:
+        raise ValueError("an entry that is no array")
+    return entry["dtype"], tuple(shape), first, last
+
+
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
     """Open a safetensors file as memory-mapped arrays: nothing is read until it is used.
 
@@ -393,9 +403,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("a header longer than the file")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        entries = {
-            name: (e["dtype"], tuple(map(int, e["shape"])), *map(int, e["data_offsets"])) for name, e in header.items()
-        }
+        entries = {name: _entry(e) for name, e in header.items()}
         end = max((last for _, _, _, last in entries.values()), default=0)
         expected = 8 + length + end
     except FileNotFoundError:
@@ -412,7 +420,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
         if kind not in _NUMPY_TYPES:
             raise InputError(f"an array type among {', '.join(_NUMPY_TYPES)} in {path}", str(kind), "Convert the file")
         dtype = np.dtype(_NUMPY_TYPES[kind])
-        if first < 0 or last - first != math.prod(shape) * dtype.itemsize:
+        if last - first != math.prod(shape) * dtype.itemsize:
             raise InputError(f"{shape} numbers for `{name}` in {path}", f"{last - first} bytes", damaged)
         arrays[name] = data[first:last].view(dtype).reshape(shape)
     return arrays

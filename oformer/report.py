@@ -178,8 +178,8 @@ def _resolutions(sweep: Sequence[Resolution]) -> list[page.Block]:
 def _provenance(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """What was trained, on what and for how long, without checksums."""
     rows = [("parameters", f"{parameter_count(checkpoint.operator):,}"), ("steps", f"{checkpoint.step:,}")]
-    if checkpoint.recipe and checkpoint.recipe["paper"]:
-        rows.append(("in the paper", checkpoint.recipe["paper"]))
+    if paper := (checkpoint.recipe or {}).get("paper"):
+        rows.append(("in the paper", str(paper)))
     told = checkpoint.provenance.items()
     return rows + [(name, str(value)) for name, value in told if not _is_checksum(name) and name != "parameters"]
 

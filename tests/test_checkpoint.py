@@ -215,6 +215,24 @@ def test_a_model_far_larger_than_its_weights_is_refused_before_it_is_built(folde
     assert time.monotonic() - start < 5  # hours, or all memory, if it were built first
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"in_channels": 10**10},
+        {"out_channels": 10**10},
+        {"in_categories": 10**10},
+        {"in_times": 10**10},
+        {"grid": [10**10]},
+    ],
+)
+def test_a_problem_far_larger_than_the_weights_is_refused_before_the_model_is_built(folder, changes):
+    config = json.loads((folder[0] / CONFIG).read_text())
+    scales = {**config["normalization"], "input": "pointwise" if "grid" in changes else "channel"}
+    edit(folder[0], spec=config["spec"] | changes, normalization=scales)
+    with pytest.raises(InputError, match=r"sizes at `model` and `spec` of .*config\.json.*10,000,000,000"):
+        load_checkpoint(folder[0])
+
+
 @pytest.mark.parametrize("change", [{"heads": 3}, {"dropout": 7.0}, {"width": 18}])
 def test_a_model_that_cannot_be_built_is_one_sentence(folder, change):
     edit_model(folder[0], "encoder", **change)

@@ -191,6 +191,10 @@ def test_spec_refuses():
         ({"out_channels": 0}, "at least one in `out_channels`"),
         ({"grid": (4,)}, r"`grid` with one entry per dimension \(2\)"),
         ({"periods": (1.0, 1.0, 1.0)}, "`periods` with one entry per dimension"),
+        ({"periods": (1.0, 0.0)}, "entries above zero in `periods`"),
+        ({"grid": (4, -1)}, "entries above zero in `grid`"),
+        ({"query_channels": -1}, "zero or more in `query_channels`"),
+        ({"in_categories": -2}, "zero or more in `in_categories`"),
     ]:
         wanted = {"dim": 2, "in_times": 1, "in_channels": 1, "out_times": 1, "out_channels": 1} | wrong
         with pytest.raises(InputError, match=message):

@@ -406,6 +406,26 @@ def with_header(header, data=b""):
             with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": ["x", "y"]}}),
             "bytes that are none",
         ),
+        *(
+            (
+                with_header({"a": {"dtype": "F32", "data_offsets": [0, 4], "shape": [1], **odd}}, b"1234"),
+                "that are none",
+            )
+            for odd in (
+                {"shape": [-1, -1]},
+                {"shape": [1.0]},
+                {"shape": "1"},
+                {"shape": 1},
+                {"shape": [True]},
+                {"dtype": ["F32"]},
+                {"shape": [1] * 99},
+                {"shape": [0, 10**30], "data_offsets": [0, 0]},
+                {"data_offsets": [-4, 0]},
+                {"data_offsets": [0, 2, 4]},
+                {"data_offsets": [4.0, 8.0]},
+            )
+        ),
+        (with_header([1]), "that are none"),
         (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234"), "bytes in"),
         (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"12345678"), "bytes in"),
         (

@@ -181,40 +181,94 @@ def contradiction(
     first: NamedArrays,
     count: int,
     spec: Spec,
-) -> str | None:
-    """What a part should have and has not, or None."""
+    storage: Storage,
+) -> tuple[str, str] | None:
+    """What a part should have and what it has instead, or None.
+
+    Args:
+        part: its arrays.
+        shared: those of the shared file.
+        first: those of part 0, whose parameters all parts have.
+        count: samples of the part.
+        spec: of the dataset.
+        storage: of its values.
+    """
     for name in ("input.offsets", "input.values", "target", "redrawn"):
         if name not in part:
-            return f"`{name}`"
-    if {n for n in part if n.startswith("parameters.")} != {n for n in first if n.startswith("parameters.")}:
-        return "the parameters of part 0"
-    shapes = {
-        "input.values": (spec.in_times, spec.in_channels),
-        "target": (spec.out_times, spec.out_channels),
-        "input.coords": (spec.dim,),
-        "query.coords": (spec.dim,),
-    }
+            return f"`{name}`", "none"
+    parameters, others = (sorted(n for n in arrays if n.startswith("parameters.")) for arrays in (first, part))
+    if parameters != others:
+        return f"the parameters of part 0, {', '.join(parameters) or 'none'}", ", ".join(others) or "none"
+    for name, array in part.items():
+        if wrong := _wrong_kind(name, array, spec, storage):
+            return wrong
     ends = {name: part[name] for name in part if name.endswith(".offsets")}
-    ends.setdefault("query.offsets", part["input.offsets"])
     for name, offsets in ends.items():
         if offsets.shape != (count + 1,) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            return f"{count + 1} growing numbers in `{name}`"
+            return f"{count + 1} growing numbers in `{name}`", f"{len(offsets)} numbers: {str(offsets[:4])[1:-1]}…"
+    ends.setdefault("query.offsets", part["input.offsets"])
     for name, array in part.items():
-        if name.startswith("parameters."):
-            rows = count
-        elif name.endswith(".offsets") or name in ("redrawn", "rounding"):
+        if name.endswith(".offsets") or name in ("redrawn", "rounding"):
             continue
-        else:
-            rows = ends[f"{_kind(name)}.offsets"][-1]
-        if len(array) != rows or array.shape[1:] != shapes.get(name, array.shape[1:]):
-            return f"{rows} rows of the right shape in `{name}`"
+        owner = f"{_kind(name)}.offsets"
+        if owner not in ends and not name.startswith("parameters."):
+            return f"`{owner}`", "none"
+        rows = count if name.startswith("parameters.") else ends[owner][-1]
+        if len(array) != rows:
+            return f"{rows} rows in `{name}`", str(len(array))
     for name in ("input.coords", "input.weights", "query.coords", "query.weights", "query.values"):
         if name not in part and name in shared:
-            if (np.diff(ends[f"{_kind(name)}.offsets"]) != len(shared[name])).any():
-                return f"the {len(shared[name])} points of `{name}` that samples share"
+            sizes = np.diff(ends[f"{_kind(name)}.offsets"])
+            if (sizes != len(shared[name])).any():
+                return (
+                    f"the {len(shared[name])} points of `{name}` that samples share",
+                    f"{sizes.min()} to {sizes.max()}",
+                )
         elif name not in part and name not in ("query.coords", "query.weights"):
-            return f"`{name}`"
+            return f"`{name}`", "none"
     return None
+
+
+def shared_contradiction(shared: NamedArrays, spec: Spec, storage: Storage) -> tuple[str, str] | None:
+    """What the shared file should have and what it has instead, or None."""
+    for name, array in shared.items():
+        if name.endswith(".offsets") or not name.startswith(("input.", "query.", "cells.")):
+            return "points, weights, query values and cells alone", f"`{name}`"
+        if wrong := _wrong_kind(name, array, spec, storage):
+            return wrong
+    return None
+
+
+def _wrong_kind(name: str, array: np.ndarray, spec: Spec, storage: Storage) -> tuple[str, str] | None:
+    """The type and the shape that an array should have behind its rows, and those it has; None where they agree."""
+    any_size = -1
+    if name.endswith(".offsets"):
+        kind, behind = "int64", ()
+    elif name.startswith("cells."):
+        kind, behind = "int32", (any_size,)
+    elif name.startswith("parameters."):
+        kind, behind = "float64", ()
+    else:
+        kinds: dict[str, tuple[str, tuple[int, ...]]] = {
+            "input.coords": ("float32", (spec.dim,)),
+            "input.weights": ("float32", ()),
+            "input.values": (storage, (spec.in_times, spec.in_channels)),
+            "query.coords": ("float32", (spec.dim,)),
+            "query.weights": ("float32", ()),
+            "query.values": (storage, (any_size, spec.query_channels)),
+            "target": (storage, (spec.out_times, spec.out_channels)),
+            "redrawn": ("int64", (2,)),
+            "rounding": ("float64", ()),
+        }
+        if name not in kinds:
+            return "arrays that a dataset knows", f"`{name}`"
+        kind, behind = kinds[name]
+    there = array.shape[1:]
+    fits = array.ndim == 1 + len(behind) and all(n in (m, any_size) for n, m in zip(behind, there, strict=True))
+    if array.dtype == kind and fits:
+        return None
+    asked = ", ".join("any" if n == any_size else str(n) for n in ("rows", *behind))
+    return f"`{name}` as ({asked}) of {kind}", f"{array.shape} of {array.dtype}"
 
 
 def largest_rounding(parts: Sequence[NamedArrays]) -> dict[str, float] | None:

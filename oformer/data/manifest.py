@@ -1,10 +1,14 @@
 """What `dataset.json` and the README of a dataset say."""
 
+import dataclasses
 import importlib.metadata
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from oformer import config, files
 from oformer.data.layout import Storage
@@ -61,15 +65,33 @@ class Manifest:
         if self.count < 1 or self.part_size < 1:
             raise InputError("at least one sample, and one per part", f"{self.count} and {self.part_size}")
         _check_splits(self.splits, self.count)
+        _check_statistics(self.statistics, self.spec)
 
     def indices(self, part: int) -> range:
         """The samples of a part."""
         return range(part * self.part_size, min((part + 1) * self.part_size, self.count))
 
+    def place(self, part: int) -> tuple[str, int, int]:
+        """The file of a part, its first sample, and how many it has."""
+        indices = self.indices(part)
+        return part_file(part), indices.start, len(indices)
+
     @property
     def part_count(self) -> int:
         """How many parts the whole dataset has."""
         return -(-self.count // self.part_size)
+
+    @property
+    def least_bytes(self) -> int:
+        """What a sample takes in its part at least: its offset, its targets on the grid, and one input point."""
+        spec, size = self.spec, np.dtype(self.storage).itemsize
+        targets = math.prod(spec.grid or ()) * spec.out_times * spec.out_channels
+        return 8 + size * (targets + spec.in_times * spec.in_channels)
+
+
+def part_file(number: int) -> str:
+    """The file of a part, from the folder of its dataset."""
+    return f"parts/part-{number:05d}.safetensors"
 
 
 def _writer_name() -> str:
@@ -184,6 +206,15 @@ def refuse_other(folder: Path, old: tuple[Manifest, Any], new: tuple[Manifest, A
             "; ".join(f"{where} {b!r} instead of {a!r}" for where, a, b in different),
             "Use them, or another folder",
         )
+
+
+def _check_statistics(statistics: Statistics | None, spec: Spec) -> None:
+    """Refuse statistics of other channels than the spec has."""
+    channels = {"input": spec.in_channels, "query": spec.query_channels, "target": spec.out_channels}
+    for role, count in channels.items() if statistics is not None else ():
+        for name, values in dataclasses.asdict(getattr(statistics, role)).items():
+            if len(values) != count:
+                raise InputError(f"{count} numbers in `statistics.{role}.{name}` of a dataset", f"{len(values)}")
 
 
 def _check_splits(splits: Splits, count: int) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from oformer import files
+from oformer.data.arrays import check_codes
 from oformer.data.layout import (
     AGAIN,
     Storage,
@@ -22,6 +23,7 @@ from oformer.data.layout import (
     largest_rounding,
     pack,
     shared_arrays,
+    shared_contradiction,
     tensor_of,
     unpack,
 )
@@ -31,6 +33,7 @@ from oformer.data.manifest import (
     Part,
     Shared,
     Splits,
+    part_file,
     read_manifest,
     readme,
     refuse_other,
@@ -38,7 +41,7 @@ from oformer.data.manifest import (
 )
 from oformer.data.statistics import Statistics, measure
 from oformer.errors import InputError
-from oformer.fields import Card, Sample, Spec, check_sample
+from oformer.fields import Card, Sample, Spec, check_finite, check_sample
 
 SHARED = "shared.safetensors"
 ABANDONED = 600.0  # a file untouched for so many seconds is not being written by another process
@@ -56,7 +59,8 @@ class Store:
         # Absolute, since parts are opened later, and maybe from another working directory.
         self.folder, self.manifest, self.problem_settings = folder.absolute(), manifest, problem_settings
         self._parts: dict[int, dict[str, np.ndarray]] = {}
-        self._shared: dict[str, Tensor] | None = None
+        self._shared: tuple[dict[str, np.ndarray], dict[str, Tensor]] | None = None  # as stored, as samples have them
+        self._checked: set[int] = set()  # samples that were read before
 
     @property
     def checksum(self) -> str:
@@ -120,7 +124,7 @@ class Store:
             raise InputError(f"a dataset in {folder}", f"a folder without {SIDECAR}", "Check the path")
         manifest, problem = read_manifest(folder)
         if not manifest.complete:
-            missing = len(Writer(folder, manifest, problem).missing())
+            missing = manifest.part_count - Writer(folder, manifest, problem).written()
             raise InputError(
                 f"a complete dataset in {folder}",
                 f"one with {missing} of {manifest.part_count} parts missing"
@@ -174,15 +178,20 @@ class Store:
         index = operator.index(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        number, row = divmod(index % len(self), self.manifest.part_size)
-        return unpack(self._part(number), row, self._common())
+        index %= len(self)
+        number, row = divmod(index, self.manifest.part_size)
+        sample = unpack(self._part(number), row, self._common()[1])
+        if index not in self._checked:
+            _check(index, sample, self.manifest.spec, f" of {part_path(self.folder, number)}")
+            self._checked.add(index)
+        return sample
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         # Maps belong to a process; another one makes its own.
-        return {**self.__dict__, "_parts": {}, "_shared": None}
+        return {**self.__dict__, "_parts": {}, "_shared": None, "_checked": set()}
 
     def __repr__(self) -> str:
         return f"Store({str(self.folder)!r}, {len(self)} samples)"
@@ -190,13 +199,20 @@ class Store:
     def _part(self, number: int) -> dict[str, np.ndarray]:
         part = self._parts.get(number)
         if part is None:
-            part = self._parts[number] = files.map_arrays(part_path(self.folder, number))
+            manifest, path = self.manifest, part_path(self.folder, number)
+            part = files.map_arrays(path)
+            first, shared = part if number == 0 else self._part(0), self._common()[0]
+            count = len(manifest.indices(number))
+            _refuse(path, contradiction(part, shared, first, count, manifest.spec, manifest.storage))
+            self._parts[number] = part
         return part
 
-    def _common(self) -> dict[str, Tensor]:
+    def _common(self) -> tuple[dict[str, np.ndarray], dict[str, Tensor]]:
         if self._shared is None:
-            arrays = files.map_arrays(self.folder / SHARED)
-            self._shared = {name: tensor_of(name, array) for name, array in arrays.items()}
+            path = self.folder / SHARED
+            arrays = files.map_arrays(path)
+            _refuse(path, shared_contradiction(arrays, self.manifest.spec, self.manifest.storage))
+            self._shared = arrays, {name: tensor_of(name, array) for name, array in arrays.items()}
         return self._shared
 
 
@@ -225,6 +241,11 @@ class Writer:
         """The parts that are not there or cut short."""
         return [number for number in range(self.parts) if not self.has(number)]
 
+    def written(self) -> int:
+        """How many parts are there and not cut short, of however many."""
+        numbers = (path.stem.removeprefix("part-") for path in part_path(self.folder, 0).parent.glob("part-*"))
+        return sum(self.has(int(n)) for n in numbers if n.isdecimal() and int(n) < self.parts)
+
     def has(self, part: int) -> bool:
         """Whether a part is there, and as long as it says."""
         return _readable(part_path(self.folder, part))
@@ -232,7 +253,7 @@ class Writer:
     def share(self, first: Sample) -> None:
         """Write what parts may leave out, being that of sample 0."""
         if not self.ready:
-            self._check(0, first)
+            _check(0, first, self.manifest.spec)
             files.save_arrays(self.folder / SHARED, shared_arrays(first, self.manifest.storage))
 
     def write(self, part: int, samples: Sequence[Sample], redrawn: Sequence[tuple[int, int]] = ()) -> None:
@@ -247,7 +268,7 @@ class Writer:
         if len(samples) != len(indices):
             raise InputError(f"{len(indices)} samples in part {part}", str(len(samples)))
         for index, sample in zip(indices, samples, strict=True):
-            self._check(index, sample)
+            _check(index, sample, self.manifest.spec)
         if part == 0:
             self.share(samples[0])
         if not self.ready:
@@ -266,12 +287,6 @@ class Writer:
             raise InputError(f"all {self.parts} parts in {self.folder}", f"{len(missing)} missing", AGAIN)
         store = Store(self.folder, self.manifest, self._problem)
         contents = [store._part(number) for number in range(self.parts)]
-        shared = files.map_arrays(self.folder / SHARED)
-        for number, part in enumerate(contents):
-            wrong = contradiction(part, shared, contents[0], len(self.indices(number)), self.manifest.spec)
-            if wrong:
-                path = part_path(self.folder, number)
-                raise InputError(f"{wrong} in {path}", "something else", f"Delete it. {AGAIN}")
         train = range(*self.manifest.splits.get("train", (0, 0)))
         path = self.folder / SHARED
         manifest = dataclasses.replace(
@@ -287,15 +302,25 @@ class Writer:
         write_manifest(self.folder, manifest, self._problem)
         return Store.open(self.folder)
 
-    def _check(self, index: int, sample: Sample) -> None:
-        where, spec = f"sample {index}", self.manifest.spec
-        check_sample(sample, spec, where)
-        check_grid(sample, spec, where)
-
     def _record(self, number: int) -> Part:
-        path, indices = part_path(self.folder, number), self.indices(number)
-        name = path.relative_to(self.folder).as_posix()
-        return Part(name, indices.start, len(indices), path.stat().st_size, files.sha256(path))
+        path = part_path(self.folder, number)
+        return Part(*self.manifest.place(number), path.stat().st_size, files.sha256(path))
+
+
+def _check(index: int, sample: Sample, spec: Spec, of: str = "") -> None:
+    """Refuse a sample that no model can use, when it is written and when it is first read."""
+    where = f"sample {index}{of}"
+    check_sample(sample, spec, where)
+    check_grid(sample, spec, where)
+    check_codes(f"the input of {where}", sample.input.values, spec.in_categories)
+    check_codes(f"the query of {where}", sample.query.values, spec.query_categories)
+    for name, value in sample.parameters.items():
+        check_finite(f"{where}, parameter {name}", value)
+
+
+def _refuse(path: Path, wrong: tuple[str, str] | None) -> None:
+    if wrong is not None:
+        raise InputError(f"{wrong[0]} in {path}", wrong[1], f"Delete it. {AGAIN}")
 
 
 def check_grid(sample: Sample, spec: Spec, where: str) -> None:
@@ -313,8 +338,22 @@ def _files(manifest: Manifest) -> list[Part | Shared]:
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Refuse files that are not as long as they were, and numbers of samples or values that would not fit into them."""
+    sidecar = folder / SIDECAR
     if len(manifest.parts) != manifest.part_count or manifest.shared is None:
-        raise InputError(f"{manifest.part_count} parts listed in {folder / SIDECAR}", f"{len(manifest.parts)}", AGAIN)
+        raise InputError(f"{manifest.part_count} parts listed in {sidecar}", f"{len(manifest.parts)}", AGAIN)
+    if manifest.shared.file != SHARED:
+        raise InputError(f"`shared.file` {SHARED} in {sidecar}", repr(manifest.shared.file), AGAIN)
+    for number, record in enumerate(manifest.parts):
+        there, asked = (record.file, record.first, record.count), manifest.place(number)
+        if there != asked:
+            raise InputError(f"part {number} in {sidecar} with file, first sample and count {asked}", f"{there}", AGAIN)
+        if record.bytes < record.count * manifest.least_bytes:
+            raise InputError(
+                f"at least {manifest.least_bytes} bytes a sample in the parts of {sidecar}, by its spec",
+                f"{record.bytes} for {record.count} in {record.file}",
+                AGAIN,
+            )
     for record in _files(manifest):
         path = folder / record.file
         size = path.stat().st_size if path.exists() else None
@@ -332,4 +371,4 @@ def _readable(path: Path) -> bool:
 
 def part_path(folder: Path, number: int) -> Path:
     """The file of a part."""
-    return folder / "parts" / f"part-{number:05d}.safetensors"
+    return folder / part_file(number)

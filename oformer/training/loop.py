@@ -414,7 +414,7 @@ def _restore(state: _State, saved: _Saved) -> None:
 
 def _check_state(state: _State, groups: dict[str, dict[str, Tensor]], path: Path) -> None:
     """Refuse the tensors of a training state that are not of this model and its optimizer."""
-    needed = {"random/cpu": torch.get_rng_state().shape}
+    needed: dict[str, torch.Size | None] = {"random/cpu": torch.get_rng_state().shape}
     if state.average is not None:
         needed |= {f"weights/{i}": parameter.shape for i, parameter in enumerate(state.average.parameters)}
     if "scale" in groups:

@@ -1,6 +1,8 @@
+import dataclasses
 import json
 import pickle
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -250,7 +252,13 @@ def test_a_foreign_part_is_refused(tmp_path, waves):
     for change, message in [
         ({"target": None}, "`target`"),
         ({"input.offsets": np.array([0, 9, 3, 1, 64])}, "5 growing numbers"),
-        ({"target": good["target"][:-1]}, "64 rows of the right shape in `target`"),
+        ({"target": good["target"][:-1]}, "64 rows in `target`.*got 63"),
+        ({"target": good["target"][..., 0]}, r"`target` as \(rows, 1, 1\) of float32 .*got \(64, 1\) of float32"),
+        ({"target": good["target"].view(np.int32)}, r"`target` as .* of float32 .* got .* of int32"),
+        ({"input.offsets": good["input.offsets"].astype(float)}, r"`input.offsets` as \(rows\) of int64"),
+        ({"redrawn": one}, "`redrawn`"),
+        ({"extra": one}, "a dataset knows.*`extra`"),
+        ({"cells.0": np.zeros((2, 3), np.int32)}, r"`cells\.0\.offsets`.*got none"),
         ({"parameters.mach": one}, "the parameters of part 0"),
         ({"input.offsets": np.array([0, 10, 32, 48, 64])}, "the 16 points of `input.coords`"),
     ]:
@@ -258,6 +266,104 @@ def test_a_foreign_part_is_refused(tmp_path, waves):
         files.save_arrays(path, changed)
         with pytest.raises(InputError, match=message):
             writer.finalize()
+    files.save_arrays(path, good)
+    writer.finalize()
+
+
+def replaced(folder, name, **changes):
+    """Change arrays of a file of a finished dataset, and what dataset.json says of its length."""
+    path, sidecar = folder / name, folder / "dataset.json"
+    good = {key: array.copy() for key, array in files.map_arrays(path).items()}
+    files.save_arrays(path, {key: change(good[key]) for key, change in changes.items()} | {
+        key: array for key, array in good.items() if key not in changes
+    })  # fmt: skip
+    manifest = json.loads(sidecar.read_text())
+    for record in (manifest["shared"], *manifest["parts"]):
+        record["bytes"] = (folder / record["file"]).stat().st_size
+    sidecar.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "change", "message"),
+    [
+        ("parts/part-00001.safetensors", "target", lambda a: a[:-1], "64 rows in `target` in .*part-00001"),
+        ("parts/part-00001.safetensors", "input.offsets", lambda a: a[::-1].copy(), "5 growing numbers"),
+        (
+            "shared.safetensors",
+            "input.coords",
+            lambda a: a[:, 0],
+            r"`input\.coords` as \(rows, 1\) of float32 in .*shared",
+        ),
+        (
+            "shared.safetensors",
+            "input.weights",
+            lambda a: a.astype(np.float64),
+            r"`input\.weights` as \(rows\) of float32",
+        ),
+        ("shared.safetensors", "input.coords", lambda a: a[:-1], "the 15 points of `input.coords`"),
+    ],
+)
+def test_a_finished_part_that_contradicts_the_manifest_is_refused_when_read(
+    tmp_path, waves, name, array, change, message
+):
+    write(tmp_path / "d", waves.samples(range(9), 0), waves.spec)
+    replaced(tmp_path / "d", name, **{array: change})
+    store = Store.open(tmp_path / "d")
+    with pytest.raises(InputError, match=message):
+        store[5]
+    with pytest.raises(InputError, match=message):
+        store.sizes()
+
+
+@pytest.mark.parametrize(("array", "value"), [("target", np.nan), ("input.values", np.inf)])
+def test_a_sample_that_is_not_finite_is_refused_by_name(tmp_path, waves, array, value):
+    write(tmp_path / "d", waves.samples(range(9), 0), waves.spec)
+
+    def spoil(a):
+        a[3 * 16 + 2] = value  # in the last of the four samples
+        return a
+
+    replaced(tmp_path / "d", "parts/part-00001.safetensors", **{array: spoil})
+    store = Store.open(tmp_path / "d")
+    assert torch.isfinite(store[6].target).all()
+    message = rf"finite numbers in `sample 7 of .*part-00001.safetensors.{array}`, got 1 NaN or infinite"
+    for _ in range(2):
+        with pytest.raises(InputError, match=message):
+            store[7]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"count": 10**9, "part_size": 1}, "1000000000 parts listed"),
+        ({"complete": False, "count": 10**9, "part_size": 1}, "999999997 of 1000000000 parts missing"),
+        ({"count": 10**9, "part_size": 10**9, "parts": 1}, "'parts/part-00000.safetensors', 0, 1000000000"),
+        ({"count": 10**9, "part_size": 10**9, "parts": 1, "counted": 10**9}, "at least 76 bytes a sample"),
+        ({"parts": [1, 0, 2]}, r"part 0 in .*'parts/part-00000\.safetensors', 0, 4\), got .*part-00001"),
+        ({"grid": [10**9]}, "bytes a sample"),
+        ({"statistics": []}, r"1 numbers in `statistics\.target\.mean`.*got 0"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused_at_once(tmp_path, waves, change, message):
+    write(tmp_path / "d", waves.samples(range(9), 0), waves.spec)
+    sidecar = tmp_path / "d" / "dataset.json"
+    content = json.loads(sidecar.read_text())
+    listed = change.pop("parts", None)
+    if listed is not None:
+        content["parts"] = (
+            content["parts"][:listed] if isinstance(listed, int) else [content["parts"][i] for i in listed]
+        )
+    if "counted" in change:
+        content["parts"][0]["count"] = change.pop("counted")
+    if "grid" in change:
+        content["spec"]["grid"] = change.pop("grid")
+    if "statistics" in change:
+        content["statistics"]["target"]["mean"] = change.pop("statistics")
+    sidecar.write_text(json.dumps(content | change))
+    start = time.monotonic()
+    with pytest.raises(InputError, match=message):
+        Store.open(tmp_path / "d")
+    assert time.monotonic() - start < 5
 
 
 def test_samples_that_do_not_fit(tmp_path, waves, scattered):
@@ -356,3 +462,17 @@ def test_manifest_is_what_the_card_says(tmp_path, waves):
     assert "Seed 5" in text
     assert store.card == Card("A test")
     assert "6 samples" in repr(store)
+
+
+def test_codes_beyond_the_categories_are_refused_when_written_and_when_read(tmp_path, waves):
+    samples = [dataclasses.replace(s, input=Field(s.input.coords, s.input.values.round().abs(), s.input.weights))
+               for s in waves.samples(range(3), 0)]  # fmt: skip
+    most = int(max(sample.input.values.max() for sample in samples))
+    spec = dataclasses.replace(waves.spec, in_categories=most + 1)
+    write(tmp_path / "d", samples, spec)
+    with pytest.raises(InputError, match=f"codes 0 to {most - 1} in the last channel of the input of sample"):
+        write(tmp_path / "few", samples, dataclasses.replace(spec, in_categories=most))
+    sidecar = tmp_path / "d" / "dataset.json"
+    sidecar.write_text(sidecar.read_text().replace(f'"in_categories": {most + 1}', f'"in_categories": {most}'))
+    with pytest.raises(InputError, match=r"last channel of the input of sample \d of .*part-00000"):
+        list(Store.open(tmp_path / "d"))
