@@ -36,7 +36,7 @@ SMALL = [
 def cli(*arguments, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "oformer", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=240,
+        capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT,
     )  # fmt: skip
 
 
@@ -618,12 +618,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "oformer", "train", "burgers-demo", "--device", "cpu", *long]
     process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "outputs/burgers-demo/journal.jsonl"
-    deadline = time.monotonic() + 120
     while not (journal.exists() and '"train"' in journal.read_text()):
-        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert "Go on with: python -m oformer train burgers-demo" in said
     (saved,) = (tmp_path / "outputs/burgers-demo/checkpoints").iterdir()

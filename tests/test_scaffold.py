@@ -21,9 +21,7 @@ TINY = ["--data.train", "8", "--data.test", "4", "--problem.points", "16", "--tr
 
 
 def run(*command, cwd):
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, timeout=240
-    )
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")

@@ -131,8 +131,9 @@ def train(
     started = time.monotonic()
     _check(recipe, ranks)
     _check_counts(recipe, data)
-    with _claimed(folder, recipe, own, ranks):
-        return _go_on(recipe, folder, data, device, started, max_minutes, stop_after, quiet, tensorboard, ranks)
+    # To the last word between ranks: another one may have stopped before a signal to all reaches this one.
+    with _claimed(folder, recipe, own, ranks), _asked_to_stop() as asked:
+        return _go_on(recipe, folder, data, device, started, max_minutes, stop_after, quiet, tensorboard, ranks, asked)
 
 
 def _go_on(
@@ -146,6 +147,7 @@ def _go_on(
     quiet: bool,
     tensorboard: bool,
     ranks: Ranks,
+    asked: "_Asked",
 ) -> Outcome:
     """Train in a folder that is ours, from its newest checkpoint or from the start."""
     settings = recipe.training
@@ -164,7 +166,7 @@ def _go_on(
         evaluation=-(-len(data[1]) // settings.batch), started=started, device=device, ranks=ranks,
     )  # fmt: skip
     try:
-        with _asked_to_stop() as asked, _precision(recipe, state.operator, device):
+        with _precision(recipe, state.operator, device):
             for batch in loader.stream(state.step):
                 position, reached = pace.next(state.reached), state.reached
                 try:

@@ -148,7 +148,7 @@ def test_two_processes(tmp_path, waves, fingerprint, reference):
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     here = generate(waves, 40, seed=7, folder=folder, part_size=3, shard=(0, 2), **QUIET)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     assert here is not None or out == "complete\n"
     assert fingerprint(folder) == reference
@@ -258,11 +258,11 @@ def test_a_gpu_waits_neither_for_drawing_nor_for_writing(tmp_path, waves, monkey
     def slowly(self, state):
         index = next(solved)
         solving[index].set()
-        assert drawn[min(index + 3 * (AHEAD - 1), 27)].wait(10)
+        assert drawn[min(index + 3 * (AHEAD - 1), 27)].wait(100)
         return solve(self, state)
 
     def late(part, samples, redrawn):
-        assert solving[min(3 * part + 3, 27)].wait(10)
+        assert solving[min(3 * part + 3, 27)].wait(100)
         write(part, samples, redrawn)
 
     monkeypatch.setattr(type(waves), "draw", drawing)

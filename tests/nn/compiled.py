@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def printed(script: str) -> list[str]:
     """The lines that a script prints in a process of its own."""
     command = [sys.executable, "-c", f"from tests.nn.compiled import *\n{script}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

