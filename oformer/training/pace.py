@@ -19,6 +19,7 @@ import torch
 from oformer.training.distributed import Ranks
 
 BLOCK = 1 / 200  # of the budget: the shortest time over which the speed is measured
+TRUSTED = 3  # blocks that are measured before the pace follows them: the first steps may compile and record
 RECENT = 5  # blocks whose median is the speed: a standstill in one or two of them is no slower machine
 EVALUATING = 0.1  # of the budget: the most that evaluations take, the last one aside; those beyond are left out
 # Of the budget, for a whole schedule: the fastest pace. Where a machine stood still for most of its time, the learning
@@ -73,22 +74,16 @@ class Pace:
         rest = self.steps - reached
         advance = self._advance(rest)
         position = self.steps - 1.0 if advance >= rest else reached + advance - 1
-        evaluating = (
-            EVALUATING * (self._end - self._started) * (position + 1 - self._first) / (self.steps - self._first)
-        )
-        evaluates = (
-            time.monotonic() < self._end and self._aside["evaluation"] + self._evaluation_seconds() <= evaluating
-        )
-        agreed = torch.tensor([position, evaluates], dtype=torch.float64)
+        agreed = torch.tensor([position, self._affords_evaluation(position)], dtype=torch.float64)
         self.ranks.take_from_first([agreed])
         position, evaluates = agreed.tolist()
         self.advance, self.evaluates = position + 1 - reached, bool(evaluates)
         return position
 
     def _advance(self, rest: float) -> float:
-        now = time.monotonic()
+        now = self._now()
         left = self._end - now
-        if not self._recent:  # nothing is measured yet
+        if len(self._recent) < TRUSTED:
             return 1.0 if left > 0 else rest
         # Evaluations and checkpoints are taken to need the same share of the time as up to now.
         training = 1 - sum(self._aside.values()) / max(now - self._started, 1e-9)
@@ -96,9 +91,22 @@ class Pace:
         room = max((left - at_the_end) * training, GRACE * self._budget * rest / self.steps)
         return max(1.0, rest / max(1, int(room / self._seconds())))
 
+    def _affords_evaluation(self, position: float) -> bool:
+        """Whether evaluations up to a position keep to their share of the time."""
+        share = (position + 1 - self._first) / (self.steps - self._first)
+        time_for_it = EVALUATING * share * (self._end - self._started)
+        return self._now() < self._end and self._aside["evaluation"] + self._evaluation_seconds() <= time_for_it
+
+    def _now(self) -> float:
+        """The time, or that at which all launched steps should be done: a GPU may be far behind."""
+        now = time.monotonic()
+        return now if self._mark is None else max(now, self._mark + self._count * self._seconds())
+
     def _seconds(self) -> float:
-        """Of a training step, lately."""
-        return max(statistics.median(self._recent), 1e-9) if self._recent else 0.0
+        """Of a training step, lately; zero before any is measured."""
+        if not self._recent:
+            return 0.0
+        return max(statistics.median(self._recent) if len(self._recent) == RECENT else min(self._recent), 1e-9)
 
     def _evaluation_seconds(self) -> float:
         return self._latest.get("evaluation", self._evaluation * self._seconds())
@@ -108,7 +116,7 @@ class Pace:
         if self.minutes is None:
             return
         self._count += 1
-        if self._mark is None or time.monotonic() - self._mark >= BLOCK * self._budget:
+        if len(self._recent) < TRUSTED or self._mark is None or self._now() - self._mark >= BLOCK * self._budget:
             self._end_block()
 
     def _end_block(self) -> float:

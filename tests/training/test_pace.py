@@ -10,6 +10,7 @@ import torch
 from oformer.checkpoint import checkpoints
 from oformer.files import read_json
 from oformer.training import loop, pace
+from oformer.training.distributed import ALONE
 from oformer.training.journal import read_journal
 from oformer.training.loop import PROGRESS, train
 from oformer.training.schedules import OneCycle
@@ -183,6 +184,30 @@ def test_minutes_without_a_budget_are_not_taken_from_one_that_is_given_later(tmp
     assert 9.5 < seconds < 10.2
 
 
+def test_steps_that_are_launched_ahead_of_a_gpu_count_what_they_take_there(monkeypatch):
+    now, behind, budget = [0.0], [0.0], 20.0
+
+    def synchronize(device):
+        now[0] += behind[0]
+        behind[0] = 0.0
+
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    here = pace.Pace(
+        10_000, 0.0, minutes=budget / 60, spent=0.0, evaluation=1, started=0.0, device=torch.device("cuda"), ranks=ALONE
+    )
+    positions = []
+    while not positions or positions[-1] < 9_999:
+        positions.append(here.next(positions[-1] + 1 if positions else 0.0))
+        now[0] += 0.0001
+        behind[0] += 1.0 if len(positions) < 3 else 0.005  # the first two compile and record
+        here.stepped()
+    synchronize(None)
+    assert 0.95 * budget < now[0] < 1.02 * budget
+    assert len(positions) > 18 / 0.0051 * 0.95
+    assert max(advances(positions)) < 2 * 10_000 / len(positions)
+
+
 def evaluations(folder):
     return [record["step"] for record in read_journal(folder) if record["kind"] == "evaluate"]
 
@@ -191,7 +216,7 @@ def test_evaluations_come_at_the_same_shares_of_a_shorter_run(tmp_path, splits, 
     here = Machine(monkeypatch, lambda now: 0.2)
     _, outcome = here.train(tmp_path, splits)
     wanted = [outcome.step * share for share in (0.2, 0.4, 0.6, 0.8, 1.0)]
-    assert evaluations(tmp_path) == pytest.approx(wanted, abs=4)
+    assert evaluations(tmp_path) == pytest.approx(wanted, abs=5)
     assert len(checkpoints(tmp_path)) == loop.KEPT
 
 
