@@ -10,7 +10,7 @@ import scipy.io
 import torch
 
 from oformer.data import PointDataset
-from oformer.data.importers import KINDS, import_file, recognize, run
+from oformer.data.importers import KINDS, import_file, load_file, recognize, run
 from oformer.data.importers.common import Opened
 from oformer.errors import InputError
 from oformer.fields import Spec
@@ -177,7 +177,7 @@ def test_x_and_y_beside_other_arrays_are_not_taken_for_burgers(tmp_path):
     """They may be points of the plane, and the others what is known there."""
     names = ("x", "y", "load", "pressure")
     torch.save({name: torch.rand(6, 16) for name in names}, tmp_path / "mine.pt")
-    with pytest.raises(InputError, match=r"`pressure` \(6, 16\).*named by --coords, --inputs and --targets"):
+    with pytest.raises(InputError, match=r"`pressure` \(6, 16\).*--coords x,y --inputs load --targets pressure"):
         recognize(tmp_path / "mine.pt")
     assert recognize(tmp_path / "mine.pt", kind="burgers").spec.dim == 1
 
@@ -339,6 +339,28 @@ def test_the_well_that_is_not_periodic_or_not_even(tmp_path):
     assert store.spec.periods is None
     weights = store[0].input.weights.reshape(6, 4).sum(1)
     torch.testing.assert_close(weights, torch.tensor([0.5, 1, 1.5, 3, 6, 4]) / 16)  # the trapezoid rule
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("shape", [(1, 50), (50, 1)], ids=["rows", "columns"])
+@pytest.mark.parametrize("others", [("w",), (), ("a", "u")], ids=["w", "nothing", "a and u"])
+def test_coordinates_named_x_and_y_are_not_taken_for_burgers(tmp_path, version, shape, others):
+    """Scattered values beside their coordinates: one sample of one equation fits, and so does a field in the plane."""
+    names = (*others, "x", "y")
+    path = write_mat(tmp_path / "mine.mat", version, **{name: numbers(*shape) for name in names})
+    for read in (recognize, load_file):
+        with pytest.raises(InputError) as caught:
+            read(path)
+        said = str(caught.value)
+        assert all(f"`{name}` {shape}" in said for name in names)
+        chosen = f"--inputs {others[0]} --targets {others[-1]}" if others else "--inputs NAME --targets NAME"
+        assert f"oformer import {path} --coords x,y {chosen}" in said
+        assert "--kind burgers" in said
+    if len(others) < 2 and shape == (1, 50):
+        assert recognize(path, kind="burgers").spec == Spec(1, 1, 1, 1, 1, grid=(50,), periods=(1.0,))
+    if others:
+        layout = recognize(path, coords=["x", "y"], inputs=[others[0]], targets=[others[-1]])
+        assert layout.spec.dim == 2
 
 
 # --- splits, parts, failures ---

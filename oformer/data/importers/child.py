@@ -27,6 +27,10 @@ from oformer.errors import InputError
 
 IDLE = 60.0  # seconds without a request and without an open file, after which the process ends
 NUMBERS = "fiub"  # numpy's kinds of real numbers
+_ANOTHER_FORM = (
+    "If ParaView shows the file, save it there as .vtu with the data mode Ascii or Binary, not Appended; if it does "
+    "not, the file is damaged: copy it again"
+)
 _DAMAGED_OR_MORE = "one that is damaged or holds something else"
 
 _open: dict[int, Any] = {}  # HDF5 files and dictionaries of tensors, by handle
@@ -142,11 +146,16 @@ def mesh(path: str) -> tuple[np.ndarray, list[tuple[str, Any]], list[tuple[dict,
     heard, suffix = io.StringIO(), Path(path).suffix.lower()
     # Its readers are called one by one: meshio's own entrance leaves the program at a file it cannot read.
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-        if suffix in (".xdmf", ".xmf"):
-            points, blocks, frames = _xdmf(path)
-        else:
-            found = {".vtu": meshio.vtu, ".vtk": meshio.vtk, ".msh": meshio.gmsh}[suffix].read(path)
-            points, blocks, frames = found.points, found.cells, [(found.point_data, found.cell_data)]
+        try:
+            if suffix in (".xdmf", ".xmf"):
+                points, blocks, frames = _xdmf(path)
+            else:
+                found = {".vtu": meshio.vtu, ".vtk": meshio.vtk, ".msh": meshio.gmsh}[suffix].read(path)
+                points, blocks, frames = found.points, found.cells, [(found.point_data, found.cell_data)]
+        except (MemoryError, InputError):
+            raise
+        except Exception as error:
+            raise InputError(f"a mesh with fields in {path}", _unsupported(path, error), _ANOTHER_FORM) from error
     corners = [(block.type, block.data if isinstance(block.data, np.ndarray) else None) for block in blocks]
     plain = [
         (
@@ -156,6 +165,16 @@ def mesh(path: str) -> tuple[np.ndarray, list[tuple[str, Any]], list[tuple[dict,
         for at_points, at_cells in frames
     ]
     return numbers(path, "the points", points), corners, plain, heard.getvalue()
+
+
+def _unsupported(path: str, error: Exception) -> str:
+    """Why meshio did not read a mesh, as far as the file or the error tells it."""
+    if path.lower().endswith(".vtu") and b'encoding="raw"' in Path(path).read_bytes():
+        return "raw appended data, which meshio reads from some programs only"
+    reason = " ".join(str(error).split())[:160]
+    if "Unknown section" in reason:
+        return f"a part of the format that meshio does not know ({reason})"
+    return f"something that cannot be read by meshio ({type(error).__name__}: {reason})"
 
 
 def _xdmf(path: str) -> tuple[Any, Any, list[tuple[Any, Any]]]:

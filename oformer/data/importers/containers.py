@@ -12,6 +12,7 @@ from oformer.data.importers.common import Opened, Rows, check_numbers
 from oformer.data.importers.equations import by_names, navier_stokes
 from oformer.data.importers.hdf5 import Group, dataset_in, open_hdf5
 from oformer.errors import InputError
+from oformer.files import check_regular
 
 Named = tuple[str, dict[str, Rows], dict[str, float]]  # how a file is written, its arrays, its single numbers
 
@@ -33,6 +34,7 @@ def open_matlab(path: Path, kind: str | None, in_times: int | None) -> Iterator[
 @contextmanager
 def matlab_arrays(path: Path) -> Iterator[Named]:
     """What a MATLAB file holds, of any version."""
+    check_regular(path)
     with path.open("rb") as file:
         old = matlab_version(file.read(128)) == 1
     if old:

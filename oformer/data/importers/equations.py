@@ -62,22 +62,32 @@ def _guess(path: Path, arrays: Mapping[str, Rows]) -> str:
         return "darcy"
     if "u" in arrays and arrays["u"].axes == 4:
         return "navier-stokes"
-    if {"a", "u"} <= arrays.keys() and arrays["a"].axes == arrays["u"].axes == 2:
+    shapes = {name: rows.shape for name, rows in arrays.items()}
+    if {"a", "u"} <= arrays.keys() and arrays["a"].axes == arrays["u"].axes == 2 and shapes.get("x") != shapes["a"]:
         return "burgers"
-    count = arrays["x"].shape[0] if "x" in arrays else 0
-    others = [name for name, rows in arrays.items() if name not in ("x", "y") and rows.shape[0] == count > 1]
-    # A file that has more of each sample means something else by these names: points of the plane, perhaps.
-    if {"x", "y"} <= arrays.keys() and not others:
+    if {"x", "y"} <= arrays.keys() and not _may_be_points(shapes):
         if arrays["x"].axes == 2:
             return "burgers"
         if arrays["x"].axes == 3 and arrays["x"].dtype.kind == "b":
             return "darcy"
+    saved, mine = ("", path) if path.suffix == ".mat" else ("save them as .npz and ", path.with_suffix(".npz"))
+    points = [name for name in ("x", "y", "z") if name in arrays]
+    fields = [name for name in arrays if name not in points] or ["NAME"]
     raise InputError(
-        f"`a` and `u` (Burgers), `coeff` and `sol` (Darcy), `u` (Navier-Stokes, four axes) or `x` and `y` in {path}",
+        f"`a` and `u` (Burgers), `coeff` and `sol` (Darcy), `u` (Navier-Stokes, four axes), or `x` and `y` of several "
+        f"samples and no other arrays of their shape in {path}",
         _listed(arrays),
-        "If you know what it is, say so with --kind; your own arrays are named by --coords, --inputs and --targets of "
-        "`oformer import`",
+        f"If you know that it is one of these, say so with --kind, as in --kind burgers; if the arrays are your own, "
+        f"{saved}say which are points, input and target: oformer import {mine} --coords {','.join(points) or 'NAME'} "
+        f"--inputs {fields[0]} --targets {fields[-1]}",
     )
+
+
+def _may_be_points(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether `x` and `y` may be the coordinates of points: rows or columns, or beside arrays of as many numbers."""
+    place = shapes["x"]
+    others = [shape for name, shape in shapes.items() if name not in ("x", "y")]
+    return min(place) == 1 or any(shape == place or shape[0] == place[0] for shape in others)
 
 
 def _listed(arrays: Mapping[str, Rows]) -> str:

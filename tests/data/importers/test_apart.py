@@ -3,6 +3,7 @@
 import os
 import signal
 import struct
+import sys
 import time
 import zipfile
 
@@ -13,7 +14,7 @@ import scipy.io
 import torch
 
 from oformer import files
-from oformer.data.importers import apart, import_file, load_file, recognize
+from oformer.data.importers import SUFFIXES, apart, import_file, load_file, recognize
 from oformer.data.importers.hdf5 import dataset_in, open_hdf5
 from oformer.errors import InputError
 from oformer.inspection import describe
@@ -26,9 +27,9 @@ def numbers(*shape):
 
 @pytest.fixture
 def small_memory(monkeypatch):
-    """64 MiB to spare, whatever the machine has."""
+    """16 MiB to spare, whatever the machine has."""
     for place in ("files", "data.importers.apart", "data.importers.common"):
-        monkeypatch.setattr(f"oformer.{place}.spare_memory", lambda: 2.0**26)
+        monkeypatch.setattr(f"oformer.{place}.spare_memory", lambda: 2.0**24)
 
 
 def write_burgers(path):
@@ -135,3 +136,136 @@ def test_ctrl_c_ends_the_reader_whose_answer_nobody_waits_for(tmp_path, monkeypa
         recognize(tmp_path / "a.mat")
     assert not one.is_there
     assert recognize(tmp_path / "a.mat").samples == 6
+
+
+# --- tiny files that ask for all memory ---
+
+
+def _members(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (header, size) in members.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for _ in range(size // 2**20):
+                    file.write(bytes(2**20))
+    return path
+
+
+def header(*shape):
+    return {"descr": "<f4", "fortran_order": False, "shape": shape}
+
+
+def npz_bomb(folder):
+    """64 MiB of zeros in 64 KiB."""
+    return _members(folder / "a.npz", coords=(header(2**24), 2**26), inputs=(header(1), 0), targets=(header(1), 0))
+
+
+def npz_claim(folder):
+    return _members(folder / "a.npz", coords=(header(2**41, 4), 2**20))
+
+
+def npy_claim(folder):
+    with (folder / "a.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header(2**40, 10))
+        file.write(bytes(100))
+    return folder / "a.npy"
+
+
+def npy_sparse(folder):
+    """A file of 40 GiB that takes no room on the disk."""
+    with (folder / "a.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header(2**30, 10, 1))
+        file.truncate(40 * 2**30 + 128)
+    return folder / "a.npy"
+
+
+def matlab_bomb(folder):
+    scipy.io.savemat(folder / "a.mat", {"a": np.zeros((8, 2**19)), "u": np.zeros((8, 2**19))}, do_compression=True)
+    return folder / "a.mat"
+
+
+def matlab_claim(folder):
+    """An array of 2 x (2^31 - 1) numbers of which a hundred are there."""
+    path = write_burgers(folder / "a.mat")
+    path.write_bytes(path.read_bytes().replace(struct.pack("<II", 6, 16), struct.pack("<II", 2, 2**31 - 1)))
+    return path
+
+
+def hdf5(name, **shapes):
+    def make(folder):
+        with h5py.File(folder / name, "w") as file:
+            for key, shape in shapes.items():
+                file.create_dataset(key.replace("_", "-"), shape, "f8", chunks=True)
+        return folder / name
+
+    return make
+
+
+def seven_three(folder):
+    path = hdf5("a.mat", a=(2**40, 3), u=(2**40, 3))(folder)
+    content = path.read_bytes()
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(116) + b" " * 8 + b"\x00\x02IM" + bytes(384) + content)
+    return path
+
+
+def vtu_bomb(folder):
+    meshio = pytest.importorskip("meshio")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux limits the memory of a process")
+    mesh = meshio.Mesh(np.zeros((3, 3)), [("triangle", np.array([[0, 1, 2]]))], {"u": np.zeros((3, 2**21))})
+    meshio.vtu.write(folder / "a.vtu", mesh, compression="zlib")
+    return folder / "a.vtu"
+
+
+def pickle_bomb(folder):
+    """A text of a mebibyte that becomes bytes a thousand times."""
+    text = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20
+    again = b"c_codecs\nencode\nh\x00X\x06\x00\x00\x00latin1\x86R"
+    (folder / "es_a.pkl").write_bytes(b"\x80\x02" + text + b"q\x000](" + again * 1000 + b"e.")
+    return folder / "es_a.pkl"
+
+
+BOMBS = {
+    "npz_bomb": (npz_bomb, "at most half of the memory"),
+    "npz_claim": (npz_claim, "at most half of the memory"),
+    "npy_claim": (npy_claim, "cannot be read|at most half"),
+    "npy_sparse": (npy_sparse, "at most half of the memory|square grid"),
+    "matlab_bomb": (matlab_bomb, "half of the memory"),
+    "matlab_claim": (matlab_claim, "half of the memory"),
+    "seven_three": (seven_three, "half of the memory"),
+    "axis": (hdf5("a.h5", tensor=(2, 4, 16), x_coordinate=(2**29,)), "16 coordinates on one axis .*536870912"),
+    "grid": (hdf5("a.h5", tensor=(2, 4, 2**29), x_coordinate=(2**29,)), "half of the memory"),
+    "points": (hdf5("a.h5", coords=(2**40, 2), inputs=(2, 2**40), targets=(2, 2**40)), "half of the memory"),
+    "many": (hdf5("a.h5", coords=(4, 2), inputs=(2**40, 4), targets=(2**40, 4)), "half of the memory"),
+    "vtu_bomb": (vtu_bomb, "half of the memory"),
+    "pickle_bomb": (pickle_bomb, "more bytes than the file has"),
+}
+
+
+@pytest.mark.usefixtures("small_memory")
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_that_asks_for_much_memory_is_a_sentence(tmp_path, name):
+    make, words = BOMBS[name]
+    path = make(tmp_path)
+    begin = time.monotonic()
+    with pytest.raises(InputError, match=words):
+        load_file(path)
+    if path.suffix in (".npz", ".npy"):
+        with pytest.raises(InputError, match="at most half of the memory"):
+            read_field(path)
+        with pytest.raises(InputError, match="at most half of the memory"):
+            describe(path)
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".npz", ".safetensors"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path, suffix):
+    path = tmp_path / f"es_a{suffix}"
+    os.mkfifo(path)
+    for read in (describe, recognize, load_file, read_field, files.map_arrays, files.read_json):
+        with pytest.raises(InputError, match="a device or a pipe"):
+            read(path)
+    if suffix in (".vtu", ".npz", ".h5", ".mat"):  # in a folder of samples
+        with pytest.raises(InputError, match="a device or a pipe"):
+            recognize(tmp_path, inputs=["a"], targets=["b"])

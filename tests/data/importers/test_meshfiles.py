@@ -2,6 +2,7 @@
 
 import os
 import re
+import struct
 import sys
 
 import h5py
@@ -278,3 +279,48 @@ def test_xdmf_reads_nothing_but_hdf5_beside_it(tmp_path, tag, around):
         assert "1.5" not in str(caught.value), (form, text)
     path.write_text(GRID.format(item=ITEM.format(tag=tag, n=3, form="HDF", text="good.h5:/group/data"), **around))
     assert "from 1.5 to 3.5" in recognize(path).arrays["u"]
+
+
+def as_su2_writes(path):
+    """A .vtu with raw appended data, whose offsets are padded with spaces: ParaView reads it, meshio does not."""
+    values = [
+        np.pad(POINTS[:3], ((0, 0), (0, 1))),
+        np.arange(3),
+        np.array([3]),
+        np.array([5], np.uint8),
+        np.arange(3.0),
+    ]
+    blocks = [struct.pack("<I", value.nbytes) + value.tobytes() for value in values]
+    places = [f'"{sum(map(len, blocks[:k])):>12}"' for k in range(5)]
+    array = '<DataArray type="{}" Name="{}" NumberOfComponents="{}" format="appended" offset={}/>'
+    head = (
+        '<VTKFile type="UnstructuredGrid" version="0.1" byte_order="LittleEndian"><UnstructuredGrid>'
+        '<Piece NumberOfPoints="3" NumberOfCells="1"><Points>' + array.format("Float64", "", 3, places[0]) + "</Points>"
+        "<Cells>"
+        + array.format("Int64", "connectivity", 1, places[1])
+        + array.format("Int64", "offsets", 1, places[2])
+        + array.format("UInt8", "types", 1, places[3])
+        + "</Cells><PointData>"
+        + array.format("Float64", "pressure", 1, places[4])
+        + '</PointData></Piece></UnstructuredGrid><AppendedData encoding="raw">_'
+    )
+    path.write_bytes(head.encode() + b"".join(blocks) + b"\n</AppendedData></VTKFile>\n")
+    return path
+
+
+def test_a_good_file_that_meshio_does_not_read_is_not_called_damaged(tmp_path):
+    raw = as_su2_writes(tmp_path / "raw.vtu")
+    normals = tmp_path / "normals.vtk"
+    WRITERS["vtk"](normals, mesh(cell_data={}))
+    text = normals.read_bytes()
+    assert b"POINT_DATA 7\n" in text
+    normals.write_bytes(text.replace(b"POINT_DATA 7\n", b"POINT_DATA 7\nNORMALS n double\n" + bytes(7 * 24) + b"\n"))
+    for path, words in (
+        (raw, "raw appended data, which meshio"),
+        (normals, "does not know .Unknown section 'NORMALS'"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            recognize(path)
+        said = str(caught.value)
+        assert "If ParaView shows the file, save it there as .vtu with the data mode Ascii or Binary" in said
+        assert "damaged" not in said.split("if it does not")[0]
