@@ -1,6 +1,7 @@
 """Seconds per trajectory of the airfoil generator, and the errors of its time steps.
 
 python benchmarks/airfoil.py [--device cuda] [--batch 64] [--steps 60] [--precision float32] [--errors] [--eager]
+python benchmarks/airfoil.py --operator    # one flow on a CPU: the trained operator, and the solver alone
 
 The speed is that of a few steps on the default mesh, the costlier ones of the start among them, and is extrapolated to
 the 601 steps of 1,100 trajectories. With --errors, the momentum near the airfoil in the first 10 ms is compared with
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from oformer.meshes.library import mesh_of
 from oformer.meshes.subsets import inside
+from oformer.playground.scenes import scene_of
+from oformer.predict import Predictor
 from oformer.problems.airfoil import REGION, Airfoil
 from oformer.solvers.euler_fv import PUBLISHED, TOGETHER, EulerSolver, Numerics, Precision, free_stream
 from oformer.solvers.median_dual import MedianDual, median_dual
@@ -59,6 +62,27 @@ def measure_speed(
         print(f"memory: {torch.cuda.max_memory_allocated(device) / 2**20:.0f} MiB at most")
 
 
+def measure_operator() -> None:
+    """One flow on a CPU: the trained operator from its first four frames, and the solver from the start."""
+    predictor = Predictor("airfoil", device="cpu")
+    scene = scene_of(predictor.checkpoint.recipe, predictor.spec)
+    if scene is None:
+        raise RuntimeError("the trained operator `airfoil` has no scene")
+    state = scene.example(0)
+    known, query = scene.known(state).input, scene.places(state, 1).query
+    print(f"{state}, {torch.get_num_threads()} thread(s), torch {torch.__version__}", flush=True)
+    for name, run in (
+        ("operator, first call", lambda: predictor(known, query)),
+        ("operator", lambda: predictor(known, query)),
+        ("solver, with compiling", lambda: scene.solve(state, 1)),
+        ("solver", lambda: scene.solve(state, 1)),
+    ):
+        wall, work = time.perf_counter(), time.process_time()
+        run()
+        wall, work = time.perf_counter() - wall, time.process_time() - work
+        print(f"{name:24} {wall:7.2f} s, {work:7.2f} s of processor time", flush=True)
+
+
 def momentum(dual: MedianDual, device: torch.device, numerics: Numerics, refined: int, compiled: bool | None) -> Tensor:
     """Of all cases at the moments shown, with steps of 2e-4 s over `refined`, near the airfoil."""
     mach, angle = torch.tensor(CASES, dtype=torch.float64, device=device).T
@@ -98,7 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=("float32", "float64"), default="float32")
     parser.add_argument("--errors", action="store_true", help="of iterations and step size; minutes on a CPU")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument(
+        "--operator", action="store_true", help="one flow: the trained operator beside the solver alone"
+    )
     options = parser.parse_args(arguments)
+    if options.operator:
+        return measure_operator()
     device = torch.device(options.device)
     batch = options.batch or TOGETHER["cuda" if device.type == "cuda" else "cpu"]
     compiled = not options.eager

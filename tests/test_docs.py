@@ -1,5 +1,6 @@
 """The documentation: every page is reachable, every link leads somewhere, every block of the how-to pages runs."""
 
+import dataclasses
 import importlib.util
 import itertools
 import re
@@ -13,7 +14,7 @@ import pytest
 import oformer
 from oformer.cli import COMMANDS, _override, main, parse
 from oformer.paper import ROWS
-from oformer.recipes import RECIPES
+from oformer.recipes import RECIPES, recipe_named
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -176,12 +177,32 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
 
 
 def test_the_start_page_runs(tmp_path, monkeypatch):
+    """Its three blocks of Python, with few steps; the recipe of the last one is read by the command that is shown."""
     monkeypatch.chdir(tmp_path)
-    ((_, code),) = blocks(DOCS / "start.md", "python")
-    assert "minutes=2" in code
+    regressor, training, dropped = (code for _, code in blocks(DOCS / "start.md", "python"))
+    assert "minutes=2" in regressor
     names: dict = {}
-    exec(code.replace("minutes=2", "steps=2, width=16, depth=1, quiet=True"), names)
+    exec(regressor.replace("minutes=2", "steps=2, width=16, depth=1, quiet=True"), names)
     assert names["answer"].shape == (1000, 1)
+    assert "steps=500, evaluate_every=100" in training
+    exec(training.replace("steps=500, evaluate_every=100", "steps=3, evaluate_every=3"), names)
+    assert names["answer"].values.shape == (1, 1000, 1)
+    assert dropped.startswith("# dropped.py\n")
+    (tmp_path / "dropped.py").write_text(dropped)
+    recipe, faithful = recipe_named("dropped.py"), RECIPES["burgers-2048"]
+    drop = recipe.training.drop
+    assert drop is not None
+    assert (drop.probability, drop.keep, drop.weights) == (0.2, (0.5, 1.0), "scaled")  # the paper's
+    assert dataclasses.replace(recipe.training, drop=None) == faithful.training
+    assert "\noformer train dropped.py\n" in _text("start.md")
+
+
+@pytest.mark.parametrize("setting", ["drop.probability", "horizon.first", "loss.region.weight"])
+def test_what_the_start_page_says_the_command_line_cannot_turn_on_it_refuses(setting, capsys):
+    assert f"`training.{setting.rpartition('.')[0]}`" in _text("start.md")
+    with pytest.raises(SystemExit):
+        _override(RECIPES["burgers-2048"], [f"--training.{setting}", "1"])
+    assert setting in capsys.readouterr().err
 
 
 @pytest.mark.slow
