@@ -814,10 +814,13 @@ class Serve:
                 "none",
                 f"Train one in minutes with `{_program()} demo`, then: `{_program()} serve outputs/demo/run`",
             )
-        serve(
+        ended = serve(
             sources, host=self.host, port=self.port, name=self.name, device=_device(self.device), browse=self.open,
             say=say,
         )  # fmt: skip
+        if not ended:
+            sys.stderr.flush()
+            os._exit(0)  # the interpreter's own end would abort in the thread of a solver that is still at work
         return 0
 
 

@@ -38,6 +38,7 @@ class Limits:
     """What a request may ask for."""
 
     body: int = 16 * 2**20  # bytes
+    memory: int = 256 * 2**20  # bytes of bodies, of the arrays in them and of answers, of all requests together
     points: int = 65_536  # of the input, and of the queries
     times: int = 200  # frames
     answer: int = 2**21  # numbers: frames x queries x channels
@@ -45,7 +46,8 @@ class Limits:
     seconds: float = 60.0  # in line and at work
     solver_seconds: float = 900.0  # the same for solvers: that of the airfoil takes minutes on a CPU
     waiting: int = 64  # requests in line
-    connections: int = 256  # at once; others wait to be accepted
+    connections: int = 256  # at once; one more takes the place of one whose client is slow, or is answered 503
+    grace: float = 8.0  # seconds in which requests are finished when the server is told to stop; Docker kills after 10
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Question:
     query_values: np.ndarray | None = None
     resolution: int | None = None
     times: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Work in a line: one job at a time, a few that wait, and a clear no to the rest.
+"""Work in a line: one job at a time, a few that wait, and a clear no to the rest; and memory with a limit of its own.
 
 Many requests may come at once, but an operator fills the processor by itself: answering two together makes both late.
 So each kind of work has one thread and a short line before it. What no longer has anybody waiting is not begun.
 """
 
+import contextlib
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -39,6 +40,46 @@ class _Ticket:
     error: BaseException | None = None
 
 
+class Room:
+    """Bytes of memory that many requests share."""
+
+    def __init__(self, size: int, small: int):
+        """All of it is free.
+
+        Args:
+            size: bytes.
+            small: bytes of a part that is not counted, so that small requests are answered beside any large ones.
+        """
+        self.size, self.small = size, small
+        self._held, self._lock = 0, threading.Lock()
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """The part of one request, given back when the block ends.
+
+        Yields:
+            Called with the bytes that the request holds from now on, in place of those that it held before.
+
+        Raises:
+            Busy: the others leave no room for them.
+        """
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            size = size if size > self.small else 0
+            with self._lock:
+                if size > held and self._held + size - held > self.size:
+                    raise Busy(f"Other requests fill the {self.size:,} bytes that all large ones have together.", 1)
+                self._held += size - held
+                held = size
+
+        try:
+            yield hold
+        finally:
+            hold(0)
+
+
 class Line:
     """A thread that does jobs one after another."""
 
@@ -54,6 +95,7 @@ class Line:
         self._tickets: deque[_Ticket] = deque()
         self._changed = threading.Condition()
         self._open = True
+        self._running: _Ticket | None = None
         self._usual = 0.1  # seconds that a job takes, a running mean
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -91,7 +133,7 @@ class Line:
         return len(self._tickets)
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Take no more; those who wait are told.
+        """Take no more; those who wait are told at once, and the one whose job runs when the time is over.
 
         Args:
             seconds: to wait for the job that runs.
@@ -101,21 +143,26 @@ class Line:
         """
         with self._changed:
             self._open = False
+            waiting = [*self._tickets]
+            self._tickets.clear()
             self._changed.notify()
+        for ticket in waiting:
+            _send_away(ticket)
         self._thread.join(seconds)
+        if (running := self._running) is not None:
+            _send_away(running)
         return not self._thread.is_alive()
 
     def _next(self) -> _Ticket | None:
         with self._changed:
             self._changed.wait_for(lambda: self._tickets or not self._open)
-            return self._tickets.popleft() if self._tickets else None
+            self._running = self._tickets.popleft() if self._tickets else None
+            return self._running
 
     def _work(self) -> None:
         while (ticket := self._next()) is not None:
             start = time.monotonic()
-            if not self._open:
-                ticket.error = Busy("The server is stopping.", 5)
-            elif start >= ticket.until or not ticket.wanted():
+            if start >= ticket.until or not ticket.wanted():
                 ticket.error = Busy("Nobody waits for this any more.", 1)
             else:
                 try:
@@ -124,3 +171,8 @@ class Line:
                     ticket.error = error
                 self._usual += 0.2 * (time.monotonic() - start - self._usual)
             ticket.done.set()
+
+
+def _send_away(ticket: _Ticket) -> None:
+    ticket.error = Busy("The server is stopping.", 5)
+    ticket.done.set()

@@ -15,18 +15,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Num
+from jaxtyping import Float64, Num
 
 from oformer.errors import InputError
 
 ARRAYS = 8  # in one archive
 DEEPEST = 4  # nesting of lists of numbers
+REST = 2**16  # bytes of a body with arrays besides these
+PIECE = 2**16  # bytes of a list of numbers that are Python's objects at once
 LONGEST_HEADER = 1000  # of an array in an archive, in bytes
 _HEADER = re.compile(
     r"""\s*\{\s*['"]descr['"]:\s*['"](?P<kind>[<>|=](?:f[248]|[iu][1248]))['"],"""
     r"""\s*['"]fortran_order['"]:\s*(?P<fortran>True|False),"""
     r"""\s*['"]shape['"]:\s*\((?P<shape>(?:\d{1,9},\s*)*(?:\d{1,9})?)\s*\),?\s*\}\s*"""
 )
+# A string (also one without an end), or what begins like a list of numbers and goes on like one.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|\[[\[\]0-9+\-.eE, \t\r\n]*+', re.DOTALL)
+_EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
+_MISPLACED = re.compile(rb"[0-9.eE+\-\]][ \t\r\n]*\[|\][ \t\r\n]*[0-9.eE+\-]")  # without a comma between
+_WITHIN = b"0123456789+-.eE \t\r\n"
+_FLAT = bytes.maketrans(b"[]", b"  ")
 SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -37,12 +45,13 @@ SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 Schema = Mapping[str, Any]
+Buffer = bytes | memoryview
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: Buffer) -> Any:
     """The content of a JSON body; NaN and infinity are none."""
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_refuse)
+        return json.loads(str(body, "utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InputError("a body of JSON in UTF-8", f"something else ({error})"[:200]) from error
 
@@ -112,37 +121,92 @@ def _check_length(content: list | str, schema: Schema, where: str) -> None:
         raise InputError(f"{least} to {most} {unit} at `{where}`", str(len(content)))
 
 
-def numbers(content: Any, where: str, most: int) -> np.ndarray:
-    """Nested lists of numbers as an array in float64.
+def parse_arrays(body: Buffer) -> tuple[Any, list[memoryview]]:
+    """The content of a JSON body whose lists of numbers are left as text, to be read by `numbers`.
+
+    As objects of Python, numbers take thirty times the bytes of their text. So only what remains of the body is parsed
+    here, and may be no more than a few kilobytes.
 
     Args:
-        content: lists within lists, all of one shape.
-        where: their place, for messages.
+        body: UTF-8.
+
+    Returns:
+        The content, in which the i-th list of numbers (or of such lists) is `[i]`; and the texts of these lists.
+    """
+    body, rest, lists, size, done = memoryview(body), [], [], 0, 0
+    for token in _TOKENS.finditer(body):
+        start, text = token.start(), token[0]
+        _check_rest(size + start - done)
+        length = text.rfind(b"]") + 1
+        if text[:1] == b'"' or not length or text.count(b"[") != text.count(b"]"):
+            continue  # a string, or a list in which text, null or the like follows
+        rest += [bytes(body[done:start]), b"[%d]" % len(lists)]
+        lists.append(body[start : start + length])
+        size, done = size + start - done + len(rest[-1]), start + length
+    _check_rest(size + len(body) - done)
+    return parse_json(b"".join([*rest, bytes(body[done:])])), lists
+
+
+def _check_rest(size: int) -> None:
+    if size > REST:
+        raise InputError(
+            f"at most {REST:,} bytes of JSON besides lists of numbers",
+            f"{size:,}",
+            "A list with null, NaN or text in it is none of numbers",
+        )
+
+
+def numbers(content: Any, lists: Sequence[Buffer], where: str, most: int) -> Float64[np.ndarray, "..."]:
+    """A list of numbers, or of such lists of one length, as an array.
+
+    Args:
+        content: what `parse_arrays` put in the place of the list.
+        lists: the texts that it returned.
+        where: the place of the list, for messages.
         most: numbers there may be.
     """
-    shape: list[int] = []
-    level = content
-    while isinstance(level, list):
-        shape.append(len(level))
-        if not level or len(shape) > DEEPEST:
-            raise InputError(f"lists of numbers at `{where}`", "an empty list" if not level else "too many levels")
-        level = level[0]
-    if not shape or math.prod(shape) > most:
-        raise InputError(f"a list of at most {most:,} numbers at `{where}`", _short(content) if not shape else "more")
-    flat = content
-    for size in shape[1:]:
-        if not all(type(row) is list and len(row) == size for row in flat):
-            raise InputError(f"rows of one length at `{where}`", "others")
-        flat = [item for row in flat for item in row]
-    if not all(type(item) in (int, float) for item in flat):
-        raise InputError(f"only numbers at `{where}`", "something else among them")
-    try:
-        return np.array(flat, np.float64).reshape(shape)
-    except OverflowError:
-        raise InputError(f"numbers of a usual size at `{where}`", "an integer beyond them") from None
+    if not (isinstance(content, list) and len(content) == 1 and type(content[0]) is int):
+        raise InputError(f"only numbers in the list at `{where}`", "null, NaN, text or an object among them")
+    text = bytes(lists[content[0]])
+    shape = _shape(text, where, most)
+    array, filled, start = np.empty(math.prod(shape)), 0, 0
+    while start < len(text):
+        end = text.find(b",", start + PIECE)
+        end = len(text) if end < 0 else end
+        try:
+            piece = json.loads(b"[%b]" % text[start:end].translate(_FLAT))
+            array[filled : filled + len(piece)] = piece
+        except OverflowError:
+            raise InputError(f"numbers of a usual size at `{where}`", "an integer beyond them") from None
+        except ValueError as error:
+            raise InputError(f"only numbers of JSON at `{where}`", f"others ({error})"[:200]) from None
+        filled, start = filled + len(piece), end + 1
+    if filled != len(array):
+        raise InputError(f"only numbers of JSON at `{where}`", "a comma with none behind it")
+    return array.reshape(shape)
 
 
-def read_npz(body: bytes, known: Mapping[str, int], most: int) -> dict[str, np.ndarray]:
+def _shape(text: bytes, where: str, most: int) -> list[int]:
+    """The shape of nested lists, from the brackets and commas alone."""
+    if _EMPTY.search(text):
+        raise InputError(f"lists of numbers at `{where}`", "an empty list")
+    brackets = text.translate(None, _WITHIN)
+    depth = len(brackets) - len(brackets.lstrip(b"["))
+    if depth > DEEPEST:
+        raise InputError(f"lists nested at most {DEEPEST} deep at `{where}`", f"{depth} levels")
+    shape, expected = [], b""  # both from the inside to the outside
+    for level in range(1, depth + 1):
+        first = brackets[depth - level : brackets.find(b"]" * level) + level]
+        shape.insert(0, (len(first) - 1) // (len(expected) + 1))
+        expected = b"[%b]" % ((expected + b",") * shape[0])[:-1]
+    if expected != brackets or _MISPLACED.search(text):
+        raise InputError(f"rows of one length at `{where}`", "rows that differ")
+    if math.prod(shape) > most:
+        raise InputError(f"a list of at most {most:,} numbers at `{where}`", f"{math.prod(shape):,}")
+    return shape
+
+
+def read_npz(body: Buffer, known: Mapping[str, int], most: int) -> dict[str, np.ndarray]:
     """The arrays of a .npz body, in float64.
 
     Args:

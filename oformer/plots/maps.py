@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import UInt8
 
 from oformer.errors import InputError
 from oformer.fields import Field, Sample
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 _ADVICE = "Fields on a line are drawn by plots.lines"
-WHITE = (255, 255, 255)
+SHADES = 24  # in the palette of a movie, at least: white paper, and text with smooth edges
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"  # told apart with common color blindness; the second has a neutral middle
 
 Grid = tuple[int, int] | None  # points along each axis of the queries, row-major; None on scattered points
@@ -203,7 +204,8 @@ def animation(
                 axis.set_title(name, fontsize=9.5, y=1.0)
             _headline(figure, one.name)
         pictures.append(_pixels(figure))
-    write_bytes(path, _gif(pictures, rate) if kind == ".gif" else _mp4(pictures, rate, path))
+    used = {_colormap(*limits), DIVERGING}
+    write_bytes(path, _gif(pictures, rate, used) if kind == ".gif" else _mp4(pictures, rate, path))
 
 
 @dataclass(frozen=True)
@@ -274,27 +276,41 @@ def _pixels(figure: "matplotlib.figure.Figure") -> np.ndarray:
     return np.ascontiguousarray(image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2])
 
 
-def _gif(pictures: list[np.ndarray], rate: int) -> bytes:
+def _gif(pictures: list[np.ndarray], rate: int, colormaps: set[str]) -> bytes:
     from PIL import Image
 
-    # One palette, so that nothing flickers, which reaches to the ends of all scales: chosen by how often a color
-    # occurs, the usual way, it would have none for the few points where an error is large. Its last color is the paper.
-    palette = Image.fromarray(np.concatenate(pictures)).quantize(255, Image.Quantize.MAXCOVERAGE)
-    chosen = np.array(palette.getpalette() or ()).reshape(-1, 3)[:255]
-    colors = np.full((256, 3), WHITE, np.uint8)
-    colors[: len(chosen)] = chosen
+    palette = _palette(colormaps)
 
     def frame(picture: np.ndarray) -> Image.Image:
-        indices = np.array(Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE))
-        indices[(picture == WHITE).all(-1)] = 255
-        coded = Image.fromarray(indices)
-        coded.putpalette(colors.tobytes())
+        codes = picture.astype(np.int64) @ (65536, 256, 1)
+        _, first, index = np.unique(codes, return_index=True, return_inverse=True)
+        colors = picture.reshape(-1, 3)[first]
+        # Exactly the nearest: PIL's own search rounds to a quarter of the 256 levels first, which makes bands.
+        squares = np.square(palette.astype(np.float32)).sum(1) - 2.0 * colors @ palette.T.astype(np.float32)
+        coded = Image.fromarray(squares.argmin(1).astype(np.uint8)[index].reshape(picture.shape[:2]))
+        coded.putpalette(palette.tobytes())
         return coded
 
     first, *others = map(frame, pictures)
     buffer = io.BytesIO()
     first.save(buffer, "GIF", save_all=True, append_images=others, duration=1000 / rate, loop=0, disposal=1)
     return buffer.getvalue()
+
+
+def _palette(colormaps: set[str]) -> UInt8[np.ndarray, "256 3"]:
+    """One palette for all frames: shades from ink to paper, and the colormaps, evenly and alike on both sides of zero.
+
+    A palette chosen from the pixels has many colors where a map is smooth, few where an error is large, and shows a
+    scale that is neither even nor symmetric.
+    """
+    from matplotlib import colormaps as known
+    from matplotlib.colors import to_rgb
+
+    share = (256 - SHADES) // len(colormaps) // 2
+    half = np.linspace(0, 127, share).round().astype(int)
+    parts = [known[name](np.concatenate([half, 255 - half]), bytes=True)[:, :3] for name in sorted(colormaps)]
+    shades = np.linspace(to_rgb(style.INK), (1.0, 1.0, 1.0), 256 - 2 * share * len(colormaps))
+    return np.concatenate([*parts, (255 * shades).round().astype(np.uint8)])
 
 
 def _mp4(pictures: list[np.ndarray], rate: int, path: Path) -> bytes:
@@ -328,6 +344,11 @@ def _limits(values: np.ndarray) -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
+def _colormap(low: float, high: float) -> str:
+    """The colormap of a field with these limits."""
+    return DIVERGING if min(-low, high) > 0.2 * max(-low, high) else SEQUENTIAL
+
+
 def _symmetric(values: np.ndarray) -> tuple[float, float]:
     """Limits around zero; a perfect prediction has a scale too."""
     largest = float(np.abs(values).max()) or 1.0
@@ -348,7 +369,7 @@ def _map(
     """One map; fields of both signs get colors with a neutral middle, unless one of them hardly occurs."""
     low, high = limits or _limits(values[place.shown])
     if colors is None:
-        colors = DIVERGING if min(-low, high) > 0.2 * max(-low, high) else SEQUENTIAL
+        colors = _colormap(low, high)
         if colors == DIVERGING:
             low, high = _symmetric(np.array([low, high]))
     shown = place.draw(axis, values, cmap=colors, vmin=low, vmax=high)

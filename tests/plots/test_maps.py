@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -99,6 +100,27 @@ def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
         assert (frames, seconds) == (3, pytest.approx(1.5, abs=0.1))
 
 
+@pytest.mark.parametrize("offset", [10.0, 0.0], ids=["of one sign", "of both signs"])
+def test_the_error_of_an_animation_has_an_even_scale_that_is_symmetric_around_zero(offset, tmp_path, monkeypatch):
+    """Also where small errors are much more frequent than large ones, and whatever colors the truth has."""
+    drawn, pixels = [], maps._pixels
+    monkeypatch.setattr(maps, "_pixels", lambda figure: drawn.append(pixels(figure)) or drawn[-1])
+    coords = periodic_grid((64, 64), (1.0, 1.0)).float()
+    truth = torch.sin(6 * coords[:, :1]) + offset
+    error = torch.linspace(-1, 1, 4096)[:, None] ** 9
+    sample = Sample(Field.of(coords, truth[None]), Field.of(coords), truth[None])
+    maps.animation(tmp_path / "movie.gif", Panel("a title", sample, truth[None] + error), (64, 64))
+    with Image.open(tmp_path / "movie.gif") as movie:
+        shown = np.asarray(movie.convert("RGB"), int)
+    scale = matplotlib.colormaps[maps.DIVERGING](np.arange(256), bytes=True)[:, :3].astype(int)
+    number = np.array([65536, 256, 1])  # of a color
+    on_scale = np.isin(drawn[0].astype(int) @ number, scale @ number)
+    assert np.abs(shown - drawn[0])[on_scale].max() <= 4
+    found = np.isin(scale @ number, shown @ number)
+    assert found.sum() >= 100
+    np.testing.assert_array_equal(found, found[::-1])
+
+
 def test_an_animation_keeps_its_colors_where_they_are_rare(tmp_path, monkeypatch):
     """An error of one point among smooth maps: a palette by how often a color occurs would have none for it."""
     drawn, pixels = [], maps._pixels
@@ -111,7 +133,7 @@ def test_an_animation_keeps_its_colors_where_they_are_rare(tmp_path, monkeypatch
         for step, picture in enumerate(drawn):
             movie.seek(step)
             shown = np.asarray(movie.convert("RGB"), float)
-            np.testing.assert_allclose(shown, picture, rtol=0, atol=36)
+            np.testing.assert_allclose(shown, picture, rtol=0, atol=24)
             assert np.all(shown[0, -1] == 255)
 
 
