@@ -114,7 +114,8 @@ def _has_numbers(tensor: Tensor) -> bool:
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
     if not plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    # torch has no public name for the question.
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _by_tree(
@@ -125,7 +126,7 @@ def _by_tree(
     count: int,
 ) -> Int[np.ndarray, "queries near"]:
     """`_nearest` for one sample."""
-    from scipy.spatial import cKDTree
+    from scipy.spatial import KDTree
 
     points, queries = coords.detach().double().numpy(), at.detach().double().numpy()
     if periods is not None:
@@ -134,10 +135,10 @@ def _by_tree(
     near = min(count, len(there))
     if not near:
         return np.broadcast_to(absent[:count], (len(queries), count)).copy()
-    tree = cKDTree(points[there], boxsize=periods)
-    _, rows = tree.query(queries, k=list(range(1, near + 1)), workers=torch.get_num_threads())
+    tree = KDTree(points[there], boxsize=periods)
+    _, rows = tree.query(queries, k=near, workers=torch.get_num_threads())
     others = np.broadcast_to(absent[: count - near], (len(queries), count - near))
-    return np.concatenate([there[rows], others], 1)
+    return np.concatenate([there[rows].reshape(-1, near), others], 1)
 
 
 def _squares(coords: Tensor, at: Tensor, periods: tuple[float, ...] | None) -> Float[Tensor, "batch queries points"]:
