@@ -149,11 +149,11 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
     if not isinstance(known, dict):
         raise InputError(f"an object `files` with the checksums of {folder} in {record}", repr(known)[:80], EDITED)
     for name in names:
-        if wrong := changed_files(folder, {name: known.get(name)}):
+        if changed_files(folder, {name: known.get(name)}):
             before = [path for path in checkpoints(run_of(folder)) if path < folder]
             raise InputError(
                 f"{folder / name} as it was written, with the SHA-256 in {record.name}",
-                wrong[0],
+                "one that was changed" if (folder / name).is_file() else "nothing there",
                 "It is damaged or was edited: copy it again"
                 + (f", or take the checkpoint before, {before[-1]}" if before else "")
                 + ". To use it as it is: load_checkpoint(folder, verify=False)"

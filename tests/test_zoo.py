@@ -30,7 +30,7 @@ from oformer.cards import (
     read_card,
     training_command,
 )
-from oformer.checkpoint import WEIGHTS, load_checkpoint
+from oformer.checkpoint import CHECKSUMS, WEIGHTS, load_checkpoint
 from oformer.cli import _override, main, parse
 from oformer.config import from_json
 from oformer.data.dataset import PointDataset, View
@@ -313,6 +313,7 @@ def test_what_cannot_be_added_is_refused(here, work, tmp_path):
     shutil.rmtree(cut)
     shutil.copytree(work / "seed2", cut)
     (cut / config.relative_to(work / "seed2")).write_text(json.dumps(other))
+    (cut / config.relative_to(work / "seed2")).with_name(CHECKSUMS).unlink()
     with pytest.raises(InputError, match=r"other settings in .*cut"):
         zoo.add(work / "seed1", seed_runs=[cut], **data)
 

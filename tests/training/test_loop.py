@@ -354,7 +354,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, split
     content = bytearray((newest / name).read_bytes())
     content[len(content) // 2] ^= 1
     (newest / name).write_bytes(content)
-    with pytest.warns(DamagedCheckpoint, match=rf"{name} was changed.*goes on from .*00000008.*damaged-00000012"):
+    with pytest.warns(DamagedCheckpoint, match=rf"{name} as it was written.*goes on from .*00000008.*damaged-00000012"):
         assert run(recipe, tmp_path / "cut", splits).finished
     assert same_state(tmp_path / "whole", tmp_path / "cut")
     assert (newest.with_name("damaged-00000012") / name).read_bytes() == content
