@@ -278,6 +278,21 @@ def test_predict_writes_physical_values_where_asked(trained, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_predict_warns_in_one_sentence_of_what_training_has_not_shown(tmp_path, capsys):
+    x = np.arange(64) / 64
+    for change, words in (
+        (lambda u: 30 * u, "input channel 0 from -30 to 30, in training from -2.27 to 2.23"),
+        (lambda u: u + 0.5, "the mean of input channel 0 from 0.5 to 0.5, in training from -4.89e-09 to 3.83e-09"),
+        (lambda u: u, None),
+    ):
+        np.savez(tmp_path / "in.npz", coords=x, values=change(np.sin(2 * np.pi * x)))
+        assert main(["predict", "burgers-demo", str(tmp_path / "in.npz"), "--out", str(tmp_path / "out.npz")]) == 0
+        *said, wrote = capsys.readouterr().err.splitlines()
+        before = "oformer: Outside of what it was trained on, and so perhaps wrong: "
+        assert said == ([] if words is None else [before + words])
+        assert wrote.startswith("Wrote 1 frame(s)")
+
+
 def test_plot_draws_each_figure(trained, tmp_path):
     done = cli("plot", "outputs/burgers-demo", "--out", tmp_path, "--device", "cpu", cwd=trained)
     assert done.returncode == 0, done.stderr
