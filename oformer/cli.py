@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_
 import tyro
 
 from oformer.errors import InputError, OutOfMemory, OutsideTraining, SolverDiverged, TrainingDiverged, unknown_name
-from oformer.terminal import say, table
+from oformer.terminal import say, show, table
 
 if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset
@@ -32,6 +32,8 @@ LEAST_MINUTES = 0.05  # of training by a command whose time went before it: each
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
 TRUTHS = ("true", "false")
+# What torch and numpy say of sizes beyond memory, or beyond all numbers.
+NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Maximum allowed dimension exceeded")
 HELP = frozenset({"-h", "--help"})
 
 
@@ -214,7 +216,7 @@ class Import:
             "kind": self.kind, "in_times": self.in_times, "stride": self.stride, "stored": self.stored,
             **{role: tuple(filter(None, getattr(self, role).split(","))) for role in ("inputs", "targets", "coords")},
         }  # fmt: skip
-        print(recognize(self.file, **choices), flush=True)
+        show(str(recognize(self.file, **choices)))
         folder = self.out or Path("datasets") / self.file.stem
         import_file(
             self.file, folder, n_train=self.train, n_test=self.test, storage=self.storage, test_file=self.test_file,
@@ -556,7 +558,7 @@ class Inspect:
 
         _no_more(rest)
         named = str(self.file).startswith("zoo:")
-        print(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
+        show(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
         return 0
 
 
@@ -621,7 +623,7 @@ class ZooShow:
         from oformer.predict import find_checkpoint
 
         _no_more(rest)
-        print((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
+        show((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
         return 0
 
 
@@ -834,7 +836,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
             raise
         if _first_rank() or not _of_all_ranks(error):
-            print(f"oformer: {error}", file=sys.stderr)
+            say(f"oformer: {error}")
         else:
             time.sleep(SILENCE)
         return 2
@@ -846,15 +848,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("oformer: interrupted; nothing that was complete is lost. Run the same command again.", file=sys.stderr)
+        say("oformer: interrupted; nothing that was complete is lost. Run the same command again.")
         return 130
     except Exception as error:
+        told = _told(error)
+        if told is not None and not traceback:
+            say(f"oformer: {told}")
+            return 2
         if _of_the_gpu(error):
             error.add_note(
                 "oformer: what was saved stays. Perhaps a fused kernel does not suit this GPU, torch or Triton: "
                 "OFORMER_FUSED=0 before the same command uses plain code. If that helps, please report it."
             )
         raise
+
+
+def _told(error: Exception) -> InputError | None:
+    """What a disk or the memory refused, as a sentence; None for mistakes of ours."""
+    if isinstance(error, OSError) and error.filename is not None:
+        place = os.fsdecode(error.filename)[:200]
+        return InputError(f"a path that can be used at {place}", str(error.strerror), "Check it, or choose another")
+    said = str(error)
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        return InputError("sizes that memory holds", said[:200], "Ask for fewer points, samples or channels")
+    return None
 
 
 def _of_the_gpu(error: Exception) -> bool:
@@ -872,7 +889,7 @@ def _plain_warnings() -> Iterator[None]:
 
         def plainly(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if issubclass(category, OutsideTraining):
-                print(f"oformer: {message}", file=sys.stderr)
+                say(f"oformer: {message}")
             else:
                 show(message, category, *rest)
 

@@ -450,6 +450,12 @@ MISTAKES = {
     "an empty path": (["generate", "burgers", "--out", ""], "something after `--out`, got an empty argument"),
     "an empty path behind =": (["generate", "burgers", "--out="], "something after `--out`, got an empty argument"),
     "an empty name": (["inspect", ""], "something after `inspect`, got an empty argument"),
+    "a name too long for a disk": (["inspect", "x" * 300], "File name too long"),
+    "a file as a folder": (
+        ["predict", "burgers-demo", "in.npz", "--out", "in.npz/x.npz"],
+        "written at in.npz/x",
+    ),
+    "beyond memory": (["predict", "burgers-demo", "in.npz", "--resolution", "4" * 14], "sizes that memory holds"),
     "NUL": (["inspect", "a\0b"], "without the character NUL, got 'a\\x00b'"),
 }
 
@@ -462,6 +468,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(name, capsys, tmp_path, mon
         if torch.cuda.is_available():
             pytest.skip("there is a GPU")
     monkeypatch.chdir(tmp_path)
+    np.savez("in.npz", coords=np.arange(64) / 64, values=np.sin(np.arange(64) * np.pi / 32))
     try:
         code = main(arguments)
     except SystemExit as stop:  # tyro's own refusals
