@@ -28,7 +28,7 @@ from oformer.errors import (
     TrainingDiverged,
     unknown_name,
 )
-from oformer.terminal import say, table
+from oformer.terminal import say, show, table
 
 if TYPE_CHECKING:
     from oformer.data.dataset import PointDataset
@@ -40,6 +40,8 @@ LEAST_MINUTES = 0.05  # of training: a command with --stop-after whose time went
 # Seconds that a rank keeps a mistake to itself: torchrun ends all when one ends, and the first must have spoken.
 SILENCE = 10.0
 TRUTHS = ("true", "false")
+# What torch and numpy say of sizes beyond memory, or beyond all numbers.
+NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Maximum allowed dimension exceeded")
 HELP = frozenset({"-h", "--help"})
 
 
@@ -222,7 +224,7 @@ class Import:
             "kind": self.kind, "in_times": self.in_times, "stride": self.stride, "stored": self.stored,
             **{role: tuple(filter(None, getattr(self, role).split(","))) for role in ("inputs", "targets", "coords")},
         }  # fmt: skip
-        print(recognize(self.file, **choices), flush=True)
+        show(str(recognize(self.file, **choices)))
         folder = self.out or Path("datasets") / self.file.stem
         import_file(
             self.file, folder, n_train=self.train, n_test=self.test, storage=self.storage, test_file=self.test_file,
@@ -576,7 +578,7 @@ class Inspect:
 
         _no_more(rest)
         named = str(self.file).startswith("zoo:")
-        print(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
+        show(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
         return 0
 
 
@@ -645,7 +647,7 @@ class ZooShow:
         from oformer.predict import find_checkpoint
 
         _no_more(rest)
-        print((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
+        show((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
         return 0
 
 
@@ -895,7 +897,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if traceback or (isinstance(error, ImportError) and not _is_extra(error)):
             raise
         if _first_rank() or not _of_all_ranks(error):
-            print(f"oformer: {error}", file=sys.stderr)
+            say(f"oformer: {error}")
         else:
             time.sleep(SILENCE)
         return 2
@@ -909,20 +911,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # of a disk: what is full, forbidden or gone, the system says in its own words
         if traceback or error.errno is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"oformer: {where}{error.strerror}. What was complete is not lost. Mend this and run the same command "
-              "again; --traceback shows where it was met.", file=sys.stderr)  # fmt: skip
+        where = f"{os.fsdecode(error.filename)[:200]}: " if error.filename else ""
+        say(
+            f"oformer: {where}{error.strerror}. What was complete is not lost. Mend this and run the same command "
+            "again; --traceback shows where it was met."
+        )
         return 2
     except KeyboardInterrupt:
-        print("oformer: interrupted; nothing that was complete is lost. Run the same command again.", file=sys.stderr)
+        say("oformer: interrupted; nothing that was complete is lost. Run the same command again.")
         return 130
     except Exception as error:
+        told = _told(error)
+        if told is not None and not traceback:
+            say(f"oformer: {told}")
+            return 2
         if _of_the_gpu(error):
             error.add_note(
                 "oformer: what was saved stays. Perhaps a fused kernel does not suit this GPU, torch or Triton: "
                 "OFORMER_FUSED=0 before the same command uses plain code. If that helps, please report it."
             )
         raise
+
+
+def _told(error: Exception) -> InputError | None:
+    """What the memory refused, as a sentence; None for other errors."""
+    said = str(error)
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        return InputError("sizes that memory holds", said[:200], "Ask for fewer points, samples or channels")
+    return None
 
 
 def _of_the_gpu(error: Exception) -> bool:
@@ -944,7 +960,7 @@ def _plain_warnings() -> Iterator[None]:
 
         def plainly(message: Warning | str, category: type[Warning], *rest: Any) -> None:
             if issubclass(category, _PLAIN):
-                print(f"oformer: {message}", file=sys.stderr)
+                say(f"oformer: {message}")
             else:
                 show(message, category, *rest)
 

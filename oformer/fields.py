@@ -46,7 +46,7 @@ class Field:
                 axis; by default no channel.
             weights: (points,), which sum to one; by default the paper's 1/n for each of n points.
         """
-        coords = _tensor(coords)
+        coords = as_tensor("coords", coords)
         if coords.ndim < 2 or coords.shape[-1] > MOST_AXES:
             on_a_line, turned = coords.ndim < 2, "coords.T" if coords.ndim == 2 else TURNED
             raise InputError(
@@ -54,12 +54,12 @@ class Field:
                 str(tuple(coords.shape)),
                 "On a line give `coords[:, None]`" if on_a_line else how_to_turn(turned, coords.shape),
             )
-        values = coords.new_zeros((*coords.shape[:-1], 0)) if values is None else _tensor(values)
+        values = coords.new_zeros((*coords.shape[:-1], 0)) if values is None else as_tensor("values", values)
         if values.ndim == coords.ndim - 1:
             values = values.unsqueeze(-1)
         if values.ndim == coords.ndim:
             values = values.unsqueeze(-3)
-        return cls(coords, values, uniform_weights(coords) if weights is None else _tensor(weights))
+        return cls(coords, values, uniform_weights(coords) if weights is None else as_tensor("weights", weights))
 
     @property
     def points(self) -> int:
@@ -193,8 +193,20 @@ class Card:
     picture: Picture = Picture()
 
 
-def _tensor(numbers: Tensor | np.ndarray) -> Tensor:
-    return numbers if isinstance(numbers, Tensor) else torch.as_tensor(numbers, dtype=torch.float32)
+def as_tensor(name: str, numbers: Tensor | np.ndarray) -> Tensor:
+    """Tensors as they are; arrays as float32, copied where torch cannot share them: reversed, read-only, byte-swapped.
+
+    Args:
+        name: how the caller calls it, for the message.
+        numbers: of any shape.
+    """
+    if isinstance(numbers, Tensor):
+        return numbers
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"real numbers in `{name}`", f"the type {array.dtype}", "Convert them to float32")
+    with np.errstate(over="ignore"):  # what becomes infinite is refused with the others that are
+        return torch.from_numpy(np.require(array, np.float32, ("C", "W")))
 
 
 def how_to_turn(turned: str, shape: Sequence[int]) -> str:
@@ -277,13 +289,18 @@ def check_field(
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinite values, and say how many."""
+    if bad := count_not_finite(tensor):
+        raise InputError(
+            f"finite numbers in `{name}`", f"{bad} NaN or infinite values of {tensor.numel()}", "Remove or fill them"
+        )
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """How many values are NaN or infinite."""
     # The smallest and the largest number tell it in a fraction of the time of looking at each; a NaN is both.
     if not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
-        return
-    bad = int((~torch.isfinite(tensor)).sum())
-    raise InputError(
-        f"finite numbers in `{name}`", f"{bad} NaN or infinite values of {tensor.numel()}", "Remove or fill them"
-    )
+        return 0
+    return int((~torch.isfinite(tensor)).sum())
 
 
 def check_sample(sample: Sample, spec: Spec | None = None, where: str = "sample") -> None:

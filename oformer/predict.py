@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_name
-from oformer.fields import Field, Spec, check_field, check_finite, how_to_turn
+from oformer.fields import Field, Spec, as_tensor, check_field, check_finite, count_not_finite, how_to_turn
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import Precision, autocast_of, products_in, rollout
@@ -123,6 +123,9 @@ class Predictor:
                 )
             with torch.no_grad():
                 answer = self._without_graph(field, query, times, chunk, torch.device(answer_on))
+        if self.warn and (bad := count_not_finite(answer.values.detach())):
+            counted = f"{bad} NaN or infinite values of {answer.values.numel()}"
+            warnings.warn(f"The answer holds {counted}; check the units of the input", OutsideTraining, 2)
         return answer.single(0) if single else answer
 
     def _with_graph(self, field: Field, query: Field, times: int) -> Field:
@@ -169,7 +172,7 @@ class Predictor:
             )
         if points is None:
             return Field.of(field.coords, None, field.weights)
-        points = torch.as_tensor(points).to(torch.float32)
+        points = as_tensor("query_points", points).to(torch.float32)
         if points.ndim == 1 and self.spec.dim == 1:
             points = points.unsqueeze(-1)
         check_finite("query_points", points)

@@ -54,7 +54,7 @@ def measure(
         sweep: errors by resolution, if they are known already.
         device: where to predict; by default a GPU if there is one.
     """
-    predictor = Predictor(run, device)
+    predictor = Predictor(run, device, warn=False)  # what it does not know is measured here
     found = errors(predictor.operator, test)
     if sweep is None:
         sweep = resolution_sweep(predictor.operator, test, trained_error=summarize(found).error)

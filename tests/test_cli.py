@@ -317,6 +317,21 @@ def test_predict_writes_physical_values_where_asked(trained, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_predict_warns_in_one_sentence_of_what_training_has_not_shown(tmp_path, capsys):
+    x = np.arange(64) / 64
+    for change, words in (
+        (lambda u: 30 * u, "input channel 0 from -30 to 30, in training from -2.27 to 2.23"),
+        (lambda u: u + 0.5, "the mean of input channel 0 from 0.5 to 0.5, in training from -4.89e-09 to 3.83e-09"),
+        (lambda u: u, None),
+    ):
+        np.savez(tmp_path / "in.npz", coords=x, values=change(np.sin(2 * np.pi * x)))
+        assert main(["predict", "burgers-demo", str(tmp_path / "in.npz"), "--out", str(tmp_path / "out.npz")]) == 0
+        *said, wrote = capsys.readouterr().err.splitlines()
+        before = "oformer: Outside of what it was trained on, and so perhaps wrong: "
+        assert said == ([] if words is None else [before + words])
+        assert wrote.startswith("Wrote 1 frame(s)")
+
+
 def test_plot_draws_each_figure(trained, tmp_path):
     done = cli("plot", "outputs/burgers-demo", "--out", tmp_path, "--device", "cpu", cwd=trained)
     assert done.returncode == 0, done.stderr
@@ -475,6 +490,12 @@ MISTAKES = {
     "an empty path": (["generate", "burgers", "--out", ""], "something after `--out`, got an empty argument"),
     "an empty path behind =": (["generate", "burgers", "--out="], "something after `--out`, got an empty argument"),
     "an empty name": (["inspect", ""], "something after `inspect`, got an empty argument"),
+    "a name too long for a disk": (["inspect", "x" * 300], "File name too long"),
+    "a file as a folder": (
+        ["predict", "burgers-demo", "in.npz", "--out", "in.npz/x.npz"],
+        "written at in.npz/x",
+    ),
+    "beyond memory": (["predict", "burgers-demo", "in.npz", "--resolution", "4" * 14], "sizes that memory holds"),
     "NUL": (["inspect", "a\0b"], "without the character NUL, got 'a\\x00b'"),
 }
 
@@ -487,6 +508,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(name, capsys, tmp_path, mon
         if torch.cuda.is_available():
             pytest.skip("there is a GPU")
     monkeypatch.chdir(tmp_path)
+    np.savez("in.npz", coords=np.arange(64) / 64, values=np.sin(np.arange(64) * np.pi / 32))
     try:
         code = main(arguments)
     except SystemExit as stop:  # tyro's own refusals

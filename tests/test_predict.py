@@ -374,3 +374,40 @@ def test_an_operator_that_encodes_its_answers_predicts_as_the_operator_does(tiny
             expected = predict.operator(batch.input, query, 7)
             for settings in ({}, {"chunk": 4}):
                 torch.testing.assert_close(predict(batch.input, query, times=7, **settings).values, expected)
+
+
+def test_answers_that_are_no_numbers_are_warned_of(tiny_data):
+    """They came back as NaN without a word."""
+    field = tiny_data[0].input
+    for settings in ({}, {"differentiable": True}):
+        predict = predictor_of(tiny_data, settings)
+        with pytest.warns(OutsideTraining) as told:
+            predict(Field(field.coords, 1e38 * field.values, field.weights))
+        assert "The answer holds 32 NaN or infinite values of 32; check the units of the input" in str(told[-1].message)
+
+
+def test_weights_that_do_not_sum_to_one_are_refused_and_those_that_mask_are_not(predict, tiny_data):
+    """Weights that sum to two changed the answer by 76 %."""
+    field = tiny_data[0].input
+    with pytest.raises(InputError, match=r"`input.weights` that sum to 1 .* got a sum of 2\. Divide them by their sum"):
+        predict(Field(field.coords, field.values, 2 * field.weights))
+    half = torch.where(torch.arange(32) % 2 == 0, 2 * field.weights, 0.0)
+    thinned = Field.of(field.coords[::2], field.values[:, ::2])
+    torch.testing.assert_close(
+        predict(Field(field.coords, field.values, half), field.coords).values, predict(thinned, field.coords).values
+    )
+
+
+def test_arrays_of_any_layout_give_the_same_answer(predict, tiny_data):
+    """torch takes neither reversed nor byte-swapped arrays, and warns of read-only ones."""
+    coords, values = (tensor.numpy() for tensor in (tiny_data[0].input.coords, tiny_data[0].input.values[0]))
+    expected = predict(Field.of(coords, values), coords).values
+    fixed = coords.copy()
+    fixed.flags.writeable = False
+    wide = np.repeat(values, 2, axis=1)[:, ::2]
+    for changed in (coords[::-1].copy()[::-1], coords.astype(">f8"), coords.astype(np.float64), fixed):
+        torch.testing.assert_close(predict(Field.of(changed, wide), changed).values, expected)
+    with pytest.raises(InputError, match="real numbers in `values`, got the type complex64"):
+        Field.of(coords, values.astype(np.complex64))
+    with pytest.raises(InputError, match="real numbers in `query_points`, got the type <U1"):
+        predict(tiny_data[0].input, np.full((3, 1), "a"))

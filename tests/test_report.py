@@ -1,5 +1,7 @@
 """A report shows what measuring says, measures nothing twice, and computes where it is told."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -55,6 +57,20 @@ def test_it_computes_where_it_is_told(run, monkeypatch):
     monkeypatch.setattr(report, "errors", lambda *a: known)  # the device of the test computes nothing
     seen = report.measure(folder, test, [], device="meta")
     assert {parameter.device for parameter in seen.predictor.operator.parameters()} == {torch.device("meta")}
+
+
+HOSTILE = r"$\nosuch{x}$ [/red] <b>_^ \x1b[31m"
+
+
+def test_names_are_text_in_pictures_and_on_the_page(run, monkeypatch):
+    """A channel is called as it is in somebody's file; as a formula it broke the report after training."""
+    folder, test = run
+    names = dataclasses.replace(test.card, inputs=(HOSTILE,), targets=(f"_{HOSTILE}",), title=HOSTILE)
+    monkeypatch.setattr(test, "card", names)
+    page = report.write_report(folder, test, device="cpu").read_text()
+    assert page.count("data:image") == 3
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
 
 
 @pytest.mark.gpu

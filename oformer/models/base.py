@@ -136,6 +136,7 @@ FAR, FEW = 0.25, 8
 # Means and spreads may differ by a share of the largest spread as well, and by some standard errors of a mean over as
 # many points at random: fewer sensors are nothing new, and a range may have no size (of means that are all zero).
 OFF, ERRORS = 0.05, 3.0
+SUM = 1e-3  # weights sum to one but for rounding
 # Values in units of their scale, for weights that were trained before ranges were recorded.
 FAR_VALUES: dict[Values, float] = {"channel": 15.0, "scalar": 15.0, "max-abs": 3.0}
 
@@ -207,6 +208,14 @@ class Operator(nn.Module):
         s = self.spec
         check_field("input", input, s.dim, s.in_times, s.in_channels)
         check_field("query", query, s.dim, None, s.query_channels)
+        sums = input.weights.sum(-1)
+        wrong = sums[(sums - 1).abs() > SUM]
+        if len(wrong):
+            raise InputError(
+                "`input.weights` that sum to 1 over the points of each sample, as in training",
+                f"a sum of {float(wrong.flatten()[0]):.4g}",
+                "Divide them by their sum, or leave them out for equal weights",
+            )
 
     def horizon(self, times: int | None) -> int:
         """How many frames to predict: as many as in training, or others if it has learned what a step is."""

@@ -53,6 +53,7 @@ def solutions(
     check_dimension(list(panels), 1, "Fields in two dimensions are drawn by plots.maps")
     counts = sorted(n for panel in panels if (n := int((panel.sample.input.weights > 0).sum())) <= FEW)
     few = "" if not counts else f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    input, target, axis = style.plain(input), style.plain(target), style.plain(axis)
     names = (f"{input} (input)", f"{input} ({few} input points)", f"{target} (truth)")
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -70,7 +71,7 @@ def solutions(
             _draw_solution(upper, lower, panel, names, time, channel)
             # More numbers would touch the next panel's, and so would a longer title.
             style.round_ticks(upper, 3 if columns > 1 else 6)
-            upper.set_title(panel.title, size=min(10.5, 205 * 3 / columns / max(len(panel.title), 1)))
+            upper.set_title(style.plain(panel.title), size=min(10.5, 205 * 3 / columns / max(len(panel.title), 1)))
             upper.tick_params(labelbottom=False, labelleft=column == 0)
             lower.tick_params(labelleft=column == 0)
             if column == 0:
@@ -143,13 +144,15 @@ def prediction(
     with style.styled():
         figure = style.new_figure(3.4, 4.8)
         axes = figure.add_subplot()
-        axes.plot(*_sorted(known.coords[:, 0], known.values[-1, :, 0]), color=style.INPUT, linewidth=1.1, label=input)
+        given = _sorted(known.coords[:, 0], known.values[-1, :, 0])
+        axes.plot(*given, color=style.INPUT, linewidth=1.1, label=style.plain(input))
         frames = answer.values[..., channel]
         for i, frame in enumerate(frames, 1):
             last = i == len(frames)
             line = _sorted(answer.coords[:, 0], frame)
-            axes.plot(*line, color=style.PREDICTION, alpha=0.25 + 0.75 * i / len(frames), label=target * last or None)
-        axes.set_xlabel(axis)
+            label = style.plain(target) if last else None
+            axes.plot(*line, color=style.PREDICTION, alpha=0.25 + 0.75 * i / len(frames), label=label)
+        axes.set_xlabel(style.plain(axis))
         axes.legend(frameon=False)
     return figure
 
@@ -185,7 +188,7 @@ def loss_curves(records: Sequence[Mapping[str, Any]], title: str = "") -> "matpl
             steps, errors = _columns(tests, "error")
             upper.plot(steps, errors, color=style.TEST, marker="o", markersize=5, label="test error")
             _say_last(upper, steps[-1], errors[-1])
-        upper.set_title(title)
+        upper.set_title(style.plain(title))
         upper.set_ylabel("loss, relative error")
         style.log_scale(upper, "y")
         upper.legend(loc="upper right", ncols=2)
@@ -284,13 +287,13 @@ def error_by_resolution(
             # Toward the middle, where there is room.
             offset, side = ((8, 3), "left") if row.points <= middle else ((-8, 5), "right")
             look: dict[str, Any] = {"size": 8.5, "color": style.MUTED, "path_effects": style.halo()}
-            label, place = textwrap.fill(row.label, 16), (row.points, row.error)
+            label, place = textwrap.fill(style.plain(row.label), 16), (row.points, row.error)
             ax.annotate(label, place, offset, textcoords="offset points", ha=side, **look)
         _scale_errors(ax, [r.error for r in every])
         style.log_scale(ax, "x", _ticks([r.points for r in grids], [r.points for r in sparse]))
         ax.margins(x=0.1, y=0.12)
-        ax.set_xlabel(axis)
-        ax.set_ylabel(value)
+        ax.set_xlabel(style.plain(axis))
+        ax.set_ylabel(style.plain(value))
         ax.legend(loc="best")
     return figure
 
@@ -361,8 +364,8 @@ def error_by_step(
             ax.text(0.99, 0.03, text, transform=ax.transAxes, ha="right", color=style.MUTED)
         if times is None:
             style.round_ticks(ax, whole=True)
-        ax.set_xlabel(axis)
-        ax.set_ylabel(value)
+        ax.set_xlabel(style.plain(axis))
+        ax.set_ylabel(style.plain(value))
     return figure
 
 
@@ -432,11 +435,11 @@ def _curves(
         drawn = [*curves.items(), *others.items()]
         for (name, points), (color, marker, dash) in zip(drawn, looks, strict=True):
             ax.plot(
-                list(points), list(points.values()), label=name, markersize=4,
+                list(points), list(points.values()), label=style.plain(name), markersize=4,
                 color=color, marker=marker, linestyle=dash,
             )  # fmt: skip
         _scale_errors(ax, [error for _, points in drawn for error in points.values()])
-        ax.set_xlabel(axis)
-        ax.set_ylabel(value)
+        ax.set_xlabel(style.plain(axis))
+        ax.set_ylabel(style.plain(value))
         style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})
     return figure

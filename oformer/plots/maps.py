@@ -80,11 +80,11 @@ def solutions(
                 _map(figure, axis, one.place, values, limits, vectors=vectors, longest=longest)
             _map(figure, row[3], one.place, answer - truth, _symmetric((answer - truth)[shown]), DIVERGING)
             _aside(row[1], one.place)
-            row[0].set_ylabel(panel.title)
+            row[0].set_ylabel(style.plain(panel.title))
             row[3].set_xlabel(f"relative L2  {style.percent(panel.error(time, one.index))}")
         titles = (input, f"{label} (truth)", "prediction", "error")
         for axis, name in zip(axes[0], titles, strict=True):
-            axis.set_title(name, fontsize=9.5, y=1.0)
+            axis.set_title(style.plain(name), fontsize=9.5, y=1.0)
     return figure
 
 
@@ -109,7 +109,7 @@ def prediction(
         shown = (known.values[-1, :, 0], answer.values[time, :, channel])
         for axis, place, values, name in zip(figure.subplots(1, 2), places, shown, (input, target), strict=True):
             _map(figure, axis, place, values.double().numpy())
-            axis.set_title(name, fontsize=9.5, y=1.0)
+            axis.set_title(style.plain(name), fontsize=9.5, y=1.0)
     return figure
 
 
@@ -256,7 +256,7 @@ class _Chosen:
 
 def _headline(figure: "matplotlib.figure.Figure", name: str) -> None:
     if name:
-        figure.suptitle(name, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        figure.suptitle(style.plain(name), x=0.01, ha="left", fontsize=10.5, fontweight="bold")
 
 
 def _aside(axis: "matplotlib.axes.Axes", place: Surface) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oformer.errors import InputError
 from oformer.files import write_bytes
+from oformer.terminal import printable
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -82,6 +83,11 @@ def new_figure(height: float, width: float = WIDTH) -> "matplotlib.figure.Figure
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain(name: str) -> str:
+    """A name from somebody's file as text and nothing else: a `$` is no formula, and a first `_` hides no line."""
+    return printable(" " * name.startswith("_") + name, "").replace("$", r"\$")
 
 
 def message(text: str) -> "matplotlib.figure.Figure":

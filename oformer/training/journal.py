@@ -10,6 +10,7 @@ from typing import Any
 
 from oformer.errors import InputError
 from oformer.files import finite_json, said_plainly, write_text
+from oformer.terminal import printable, say
 
 JOURNAL = "journal.jsonl"
 
@@ -79,7 +80,7 @@ class Console:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self.bar = Progress(
-                TextColumn("[bold]{task.description}"),
+                TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[numbers]}"),
@@ -87,7 +88,7 @@ class Console:
                 console=Terminal(stderr=True),
                 transient=False,
             )
-            self.task = self.bar.add_task(name, total=steps, completed=done, numbers="")
+            self.task = self.bar.add_task(printable(name), total=steps, completed=done, numbers="")
             self.bar.start()
 
     def show(self, step: int, **numbers: float) -> None:
@@ -103,9 +104,9 @@ class Console:
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
         if self.bar is not None:
-            self.bar.console.print(text, highlight=False)
+            self.bar.console.print(printable(text), highlight=False, markup=False, emoji=False)
         elif not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -24,6 +24,7 @@ from oformer.plots.lines import (
     error_by_step,
     error_over_time,
     loss_curves,
+    prediction,
     smoothed,
     solutions,
 )
@@ -76,6 +77,23 @@ def test_the_printed_error_is_the_relative_l2_of_the_frame_drawn(time):
     expected = math.sqrt((w * (answer - truth) ** 2).sum() / (w * truth**2).sum())
     (printed,) = [float(m[1]) for t in lower.texts if (m := re.search(r"([\d.]+)%", t.get_text()))]
     assert printed == pytest.approx(100 * expected, rel=5e-3)  # three digits are printed
+
+
+@pytest.mark.parametrize("name", [r"$\nosuch{x}$", "one $ of two", "_hidden", "a\\b", "line\nbreak \x1b"])
+def test_names_are_drawn_as_text(name):
+    field = Field.of(torch.rand(20, 1), torch.rand(1, 20, 1))
+    panel = Panel(name, Sample(field, field, field.values), field.values)
+    figures = [
+        solutions([panel], axis=name, input=name, target=name),
+        prediction(field, field, axis=name, input=name, target=name),
+        loss_curves(journal(), title=name),
+        error_by_resolution([Resolution(name, 20, 0.1, "sparse")], axis=name, value=name),
+        error_over_time({name: [0.1, 0.2]}, axis=name, value=name),
+    ]
+    for figure in figures:
+        style.rendered(figure)  # a formula that is none is refused only here
+        texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+        assert any(style.plain(name) in text.replace("\n", " ") for text in texts)
 
 
 def test_few_input_points_are_dots_and_many_are_a_line():
