@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml tools/bootstrap.py
 demo: $(STAMP) ## train a small operator, predict with it and show what it learned
 	@$(BIN)/oformer demo
 
+# Without bytecode on the disk, each of the many processes of the tests would compile torch and the rest anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: test
 test: lint ## lint, then the fast tests on two processes
 	@$(BIN)/python -m pytest -n 2

@@ -43,7 +43,9 @@ def main() -> None:
 
     wanted = [torch, "--editable", f"{ROOT}[{options.extra}]"]
     if install_uv(python):
-        command = [python, "-m", "uv", "pip", "install", "--python", python, *uv_options, *wanted]
+        # uv leaves compiling to the first import unless told, and where bytecode is not written, to every import.
+        with_bytecode = ["--python", python, "--compile-bytecode", *uv_options]
+        command = [python, "-m", "uv", "pip", "install", *with_bytecode, *wanted]
         if run(command, env=uv_environment(settings)) == 0:
             return
         stop_without_network(python)
