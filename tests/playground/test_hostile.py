@@ -5,6 +5,7 @@ import http.client
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -390,3 +391,27 @@ def test_what_does_not_end_in_the_time_of_grace_is_answered_503_and_the_code_is_
             assert response.status == 503
             assert b"stopping" in response.read()
         assert process.wait(10) == 0
+
+
+# ---- the page
+
+
+def test_the_limits_on_the_page_are_those_of_the_code():
+    limits = Limits()
+    rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]*\d[^|]*) \|$", (ROOT / "docs" / "serving.md").read_text(), re.M))
+    pace = f"{http_server.FIRST:g} s, and a second for each {http_server.RATE // 2**10} KiB"
+    expected = {
+        "body": f"{limits.body // 2**20} MiB of a prediction, {http_server.PLAIN // 2**20} MiB of other requests",
+        "points of the input, and of the query": f"{limits.points:,} each",
+        "frames": f"{limits.times}",
+        "numbers in an answer": f"{limits.json_answer:,} in JSON, {limits.answer:,} in binary",
+        "time for an answer, waiting included": f"{limits.seconds:g} s; {limits.solver_seconds:g} s for the solver",
+        "requests that wait": f"{limits.waiting}; {limits.waiting // 8} for the solver",
+        "open connections": f"{limits.connections}",
+        "time from the first to the last byte of a request's head": f"{http_server.HEAD:g} s",
+        "time for a body, and for an answer to be read": pace,
+        "idle time of a connection between requests": f"{http_server.SILENCE:g} s",
+        "memory of large bodies, inputs and answers together": f"{limits.memory // 2**20} MiB",
+        "time to finish when the server is stopped": f"{limits.grace:g} s",
+    }
+    assert {name: value for name, value in rows.items() if name in expected} == expected
