@@ -1,11 +1,13 @@
 """Maps show the numbers they are given, the right way up, on scales that can be compared."""
 
 import dataclasses
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from oformer.errors import InputError
@@ -15,6 +17,7 @@ from oformer.plots import maps, style
 from oformer.plots.panel import Panel
 
 GRID = (6, 5)
+IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
 
 
 def panel(times=4, sign=False):
@@ -167,3 +170,19 @@ def test_a_prediction_alone_is_drawn_beside_its_input():
         np.testing.assert_allclose(np.sort(shown.get_array()), np.sort(values.numpy()), rtol=1e-6)
     with pytest.raises(InputError, match=r"in the plane to draw, got coordinates of shape \(4, 1\)"):
         maps.prediction(known, Field.of(torch.rand(4, 1), torch.rand(1, 4, 1)))
+
+
+@pytest.mark.parametrize("path", sorted(IMAGES.glob("*/predictions.png")), ids=lambda path: path.parent.name)
+def test_a_shipped_picture_that_was_reduced_to_a_palette_has_the_colors_of_its_scales(path):
+    """A palette for the whole picture can leave so few colors to the errors that their scale has bands of others."""
+    with Image.open(path) as picture:
+        if picture.mode != "P":
+            return
+        pixels, colors = picture.width * picture.height, picture.convert("RGB").getcolors() or []
+    scales = [
+        matplotlib.colormaps[name](np.arange(256), bytes=True)[:, :3] for name in (maps.SEQUENTIAL, maps.DIVERGING)
+    ]
+    shades = 255 * np.linspace(to_rgb(style.INK), (1.0, 1.0, 1.0), 64)
+    known = np.concatenate([*scales, shades])
+    foreign = sum(count for count, color in colors if np.abs(known - color).max(1).min() > 20)
+    assert foreign < 1e-3 * pixels
