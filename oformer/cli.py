@@ -868,6 +868,8 @@ def _told(error: Exception) -> InputError | None:
     if isinstance(error, OSError) and error.filename is not None:
         place = os.fsdecode(error.filename)[:200]
         return InputError(f"a path that can be used at {place}", str(error.strerror), "Check it, or choose another")
+    if isinstance(error, UnicodeEncodeError):
+        return InputError("names that can be written as UTF-8", ascii(error.object)[:200], "Choose another name")
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         return InputError("sizes that memory holds", said[:200], "Ask for fewer points, samples or channels")
