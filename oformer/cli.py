@@ -934,7 +934,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> InputError | None:
-    """What the memory refused, as a sentence; None for other errors."""
+    """What the memory or the system's encoding of names refused, as a sentence; None for other errors."""
+    if isinstance(error, UnicodeEncodeError):
+        return InputError("names that can be written as UTF-8", ascii(error.object)[:200], "Choose another name")
     said = str(error)
     if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
         return InputError("sizes that memory holds", said[:200], "Ask for fewer points, samples or channels")

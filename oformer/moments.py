@@ -60,10 +60,9 @@ def mean_and_spread(
         field: with a batch axis.
         center: a number near the mean, for all channels or each: digits are lost to what the mean lies away from it.
     """
-    share = field.weights / (field.weights.sum(-1, keepdim=True) * field.values.shape[1])
-    apart = field.values - center
-    mean = torch.einsum("bp,btpc->bc", share, apart)
-    squares = torch.einsum("bp,btpc->bc", share, apart**2)
+    apart, total = field.values - center, field.weights.sum(-1, keepdim=True) * field.values.shape[1]
+    mean = torch.einsum("bp,btpc->bc", field.weights, apart) / total
+    squares = torch.einsum("bp,btpc->bc", field.weights, apart.square_()) / total
     return mean + center, (squares - mean**2).clamp(min=0).sqrt()
 
 

@@ -626,6 +626,32 @@ def test_a_dataset_of_a_newer_version_and_a_full_disk(trained, tmp_path, monkeyp
     assert "space" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(5, "Input/output error", "a/b"), "a path that can be used at a/b, got Input/output error."),
+        (MemoryError("Unable to allocate 7 TiB"), "sizes that memory holds, got Unable to allocate 7 TiB."),
+        (
+            UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"),
+            "names that can be written as UTF-8, got '\\udcff'.",
+        ),
+        (OSError("of ours"), None),
+    ],
+)
+def test_what_the_machine_refuses_is_one_sentence_whoever_meets_it(error, words, monkeypatch, capsys):
+    def fail(self, rest):
+        raise error
+
+    monkeypatch.setattr(COMMANDS["list"], "run", fail)
+    for arguments in (["list"], ["list", "--traceback"]):
+        if words is None or len(arguments) > 1:
+            with pytest.raises(type(error)):
+                main(arguments)
+        else:
+            assert main(arguments) == 2
+            assert words in capsys.readouterr().err
+
+
 def test_traceback_shows_the_rest_on_request(tmp_path):
     from oformer.errors import InputError
 

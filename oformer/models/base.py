@@ -247,20 +247,23 @@ class Operator(nn.Module):
         """How many input channels hold numbers; a code, if there is one, comes behind them."""
         return self.spec.in_channels - bool(self.spec.in_categories)
 
+    @torch.no_grad()
     def _unlike(self, seen: Seen, input: Field) -> list[str]:
         """Channels whose values, or else whose mean or spread in some sample, lie far beyond those of training."""
         values, means, spreads = (torch.tensor(r).to(input.values) for r in (seen.values, seen.means, seen.spreads))
         mean, spread = mean_and_spread(input, means.mean(-1))
-        points = input.weights.sum(-1, keepdim=True) ** 2 / (input.weights**2).sum(-1, keepdim=True)
+        points = (
+            input.weights.sum(-1, keepdim=True) ** 2 / torch.einsum("bp,bp->b", input.weights, input.weights)[:, None]
+        )
         slack, none = OFF * spreads[:, 1] + ERRORS * spread / points.sqrt(), torch.zeros_like(spread[:1])
 
         def far(numbers: Tensor, ranges: Tensor, slack: Tensor) -> Tensor:
             low, high = ranges.unbind(-1)
-            # A channel that never changed has no size: what rounding makes of it is forgiven.
-            margin = FAR * (1 + FEW / seen.samples) * (high - low) + 1e-3 * ranges.abs().amax(-1) + slack
+            margin = FAR * (1 + FEW / seen.samples) * (high - low) + rounding + slack
             return ((numbers < low - margin) | (numbers > high + margin)).any(0)
 
-        extremes = torch.stack(_extremes(input.values))
+        # A channel that never changed has no size: what rounding makes of it, in float16 too, is forgiven.
+        rounding, extremes = 1e-3 * values.abs().amax(-1), torch.stack(_extremes(input.values))
         if bool(far(extremes, values, none).any()):  # padding may hold anything
             extremes = torch.stack(_extremes(input.values.movedim(1, 2)[input.weights > 0]))
         found: dict[int, str] = {}
