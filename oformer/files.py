@@ -34,7 +34,6 @@ _NUMPY_TYPES = {
     "BOOL": "?",
 }  # fmt: skip
 
-
 # Errors of a file system that knows no locks, such as Lustre mounted without them.
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 LOCK = ".lock"  # in a folder that one process at a time may write to: the process that does
@@ -193,23 +192,23 @@ def held(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with said_plainly(path):
             folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(path.open("a+"))
+            # Without a buffer: a disk that is full is met once, and not again when the file is closed.
+            file = stack.enter_context(path.open("a+b", buffering=0))
             try:
                 _lock(file)
             except BlockingIOError:
                 file.seek(0)
                 raise InputError(
                     f"{folder} to be written by no other process",
-                    f"a lock of {file.read() or 'another process'}",
+                    f"a lock of {file.read().decode() or 'another process'}",
                     "Wait until that process has ended, or choose another folder",
                 ) from None
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
-def _lock(file: IO[str]) -> None:
+def _lock(file: IO[bytes]) -> None:
     """Lock an open file; raises BlockingIOError where another process, or this one, has locked it."""
     missing = "this system"
     if os.name != "nt":

@@ -659,12 +659,13 @@ def test_traceback_shows_the_rest_on_request(tmp_path):
         main(["inspect", str(tmp_path / "nothing"), "--traceback"])
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, request):
     import signal
 
     long = [*SMALL, "--training.steps", "100000", "--training.checkpoint-every", "100000"]
     command = [sys.executable, "-m", "oformer", "train", "burgers-demo", "--device", "cpu", *long]
     process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    request.addfinalizer(process.kill)  # also where the test is out of time
     journal = tmp_path / "outputs/burgers-demo/journal.jsonl"
     while not (journal.exists() and '"train"' in journal.read_text()):
         assert process.poll() is None

@@ -21,6 +21,7 @@ from oformer.data.dataset import PointDataset, View
 from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
 from oformer.files import held, read_json, save_arrays, write_json
 from oformer.training import loop
+from oformer.training.distributed import Ranks
 from oformer.training.evaluate import Momentum, Scores, evaluate, summarize
 from oformer.training.journal import read_journal
 from oformer.training.loop import STATE, train
@@ -89,6 +90,24 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypa
 def without_dropout(recipe: Recipe) -> Recipe:
     encoder = dataclasses.replace(recipe.model.encoder, dropout=0.0, lift_dropout=0.0)
     return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, encoder=encoder))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "ended"),
+    [(loop, "_begin", (1, "SIGTERM")), (Ranks, "wait", (3, "finished"))],
+    ids=["before the first step", "after the last step"],
+)
+def test_a_signal_outside_of_the_steps_kills_no_run(tmp_path, splits, monkeypatch, place, name, ended):
+    original = getattr(place, name)
+
+    def signalled(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(place, name, signalled)
+    outcome = run(tiny_recipe(steps=3), tmp_path, splits)
+    assert (outcome.step, outcome.reason) == ended
+    assert int(checkpoints(tmp_path)[-1].name) == outcome.step
 
 
 def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
