@@ -141,7 +141,10 @@ def spare_memory() -> float:
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return 0.5 * 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        with contextlib.suppress(OSError, ValueError):  # only a container has a limit, else it is absent or `max`
+            free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return 0.5 * free
     except (OSError, StopIteration):  # only Linux has it
         pass
     try:

@@ -5,6 +5,7 @@ scipy, h5py, meshio and torch trust the files they read. A wrong byte makes them
 
 import atexit
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -126,8 +127,10 @@ class Reader:
 
 def too_large(path: Path, what: str) -> InputError:
     """The sentence for a file that asks for more memory than there is to spare."""
+    spare = spare_memory()
+    room = "" if math.isinf(spare) else f": {spare / 2**30:.2g} GiB"
     return InputError(
-        f"{what} in {path} that can be read in {spare_memory() / 2**30:.2g} GiB, half of the memory that is free",
+        f"{what} in {path} that can be read in half of the memory that is free{room}",
         "more",
         "Keep it in several files, or import it where there is more memory; if it should be small, it is damaged",
     )
@@ -136,6 +139,8 @@ def too_large(path: Path, what: str) -> InputError:
 def _death(code: int | None, seconds: float, late: bool) -> str:
     if late:
         return f"nothing within {seconds:.0f} seconds"
+    if code == -getattr(signal, "SIGKILL", 0):
+        return "the system ended the reader, most often for lack of memory"
     if code is not None and code < 0:
         return f"the reader crashed with {signal.Signals(-code).name}"
     return f"the reader ended with code {code}"

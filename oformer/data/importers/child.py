@@ -31,6 +31,11 @@ _ANOTHER_FORM = (
     "If ParaView shows the file, save it there as .vtu with the data mode Ascii or Binary, not Appended; if it does "
     "not, the file is damaged: copy it again"
 )
+# Bytes of a number by MATLAB's class.
+MATLAB_SIZES = {
+    "double": 8, "single": 4, "logical": 1,
+    **{f"{sign}int{8 * size}": size for sign in ("", "u") for size in (1, 2, 4, 8)},
+}  # fmt: skip
 _DAMAGED_OR_MORE = "one that is damaged or holds something else"
 
 _open: dict[int, Any] = {}  # HDF5 files and dictionaries of tensors, by handle
@@ -57,18 +62,16 @@ def matlab_index(path: str) -> list[tuple[str, tuple[int, ...], str]]:
     import scipy.io
 
     found = scipy.io.whosmat(path)
-    for name, shape, _ in found:
-        _check_size(path, name, shape, 8)
+    for name, shape, kind in found:
+        _check_size(path, name, shape, MATLAB_SIZES.get(kind, 1))
     return found
 
 
-def matlab_arrays(path: str, names: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Variables of a MATLAB file of version 5 to 7.2, by name and declared shape."""
+def matlab_arrays(path: str, names: list[str]) -> dict[str, np.ndarray]:
+    """Variables of a MATLAB file of version 5 to 7.2, by name."""
     import scipy.io
 
-    for name, shape in names.items():
-        _check_size(path, name, shape, 8)
-    found = scipy.io.loadmat(path, variable_names=list(names))
+    found = scipy.io.loadmat(path, variable_names=names)
     return {name: numbers(path, name, found[name]) for name in names}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from oformer.data.importers.apart import ask, kept_open
+from oformer.data.importers.child import MATLAB_SIZES
 from oformer.data.importers.common import Opened, Rows, check_numbers
 from oformer.data.importers.equations import by_names, navier_stokes
 from oformer.data.importers.hdf5 import Group, dataset_in, open_hdf5
@@ -51,15 +52,14 @@ def _matlab_5(path: Path) -> Named:
     def variable(name: str, shape: tuple[int, ...]) -> np.ndarray:
         if name not in loaded:
             size = 8 * math.prod(shape)
-            loaded[name] = ask(path, "matlab_arrays", str(path), {name: shape}, what=f"`{name}`", expected=size)[name]
+            loaded[name] = ask(path, "matlab_arrays", str(path), [name], what=f"`{name}`", expected=size)[name]
         return loaded[name]
 
-    numeric = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-    arrays, single = {}, {}
+    arrays, single = {}, []
     for name, shape, kept in ask(path, "matlab_index", str(path)):
-        if kept in numeric and shape == (1, 1):
-            single[name] = shape
-        elif kept in numeric:
+        if kept in MATLAB_SIZES and shape == (1, 1):
+            single.append(name)
+        elif kept in MATLAB_SIZES:
             dtype = np.dtype(bool) if kept == "logical" else np.dtype(np.float64)
             arrays[name] = Rows(shape, lambda i, j, name=name, shape=shape: variable(name, shape)[i:j], dtype)
     found = ask(path, "matlab_arrays", str(path), single) if single else {}

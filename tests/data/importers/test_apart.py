@@ -92,8 +92,9 @@ def test_a_reader_that_ended_while_idle_is_started_again(tmp_path):
     for _ in range(2):
         with open_hdf5(tmp_path / "a.h5") as root:
             assert list(root) == ["a"]
-        apart.reader().process.kill()
-        apart.reader().process.wait()
+        process = apart.reader().process
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

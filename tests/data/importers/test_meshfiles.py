@@ -246,6 +246,7 @@ SERIES = {
 }
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
 @pytest.mark.parametrize("around", [ALONE, SERIES], ids=["grid", "series"])
 @pytest.mark.parametrize("tag", ["DataItem", "Item", "Anything"])
 def test_xdmf_reads_nothing_but_hdf5_beside_it(tmp_path, tag, around):
