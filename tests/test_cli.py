@@ -629,7 +629,7 @@ def test_a_dataset_of_a_newer_version_and_a_full_disk(trained, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(5, "Input/output error", "a/b"), "a path that can be used at a/b, got Input/output error."),
+        (OSError(5, "Input/output error", "a/b"), "a/b: Input/output error. What was complete is not lost."),
         (MemoryError("Unable to allocate 7 TiB"), "sizes that memory holds, got Unable to allocate 7 TiB."),
         (
             UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"),

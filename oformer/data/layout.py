@@ -205,7 +205,10 @@ def contradiction(
     ends = {name: part[name] for name in part if name.endswith(".offsets")}
     for name, offsets in ends.items():
         if offsets.shape != (count + 1,) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            return f"{count + 1} growing numbers in `{name}`", f"{len(offsets)} numbers: {str(offsets[:4])[1:-1]}…"
+            return (
+                f"{count + 1} growing numbers in `{name}`",
+                f"{len(offsets)} numbers: {', '.join(map(str, offsets[:4].tolist()))}…",
+            )
     ends.setdefault("query.offsets", part["input.offsets"])
     for name, array in part.items():
         if name.endswith(".offsets") or name in ("redrawn", "rounding"):
