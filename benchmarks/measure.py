@@ -25,7 +25,7 @@ from oformer.checkpoint import Checkpoint
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.meshes.grids import periodic_grid
 from oformer.models import Operator
-from oformer.models.base import AUTOCAST
+from oformer.models.base import autocast_of
 from oformer.predict import Predictor
 from oformer.recipes import recipe_named
 from oformer.training.optimizers import Descent
@@ -184,7 +184,7 @@ class Trainer:
         self.settings, self.times, self.device = _settings(case, recipe), spec.out_times, device
         self.operator = Operator(recipe.model.build(spec), recipe.normalization).to(device).train()
         self.operator.model.recompute = self.settings.recompute
-        self.operator.autocast = AUTOCAST.get(case.precision)
+        self.operator.autocast = autocast_of(case.precision)
         torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
         self.stepper = Stepper(self.operator, self.settings, device)
         self.descent = Descent(self.operator, self.settings.optimizer, self.stepper.recorder())
@@ -351,7 +351,7 @@ def matmul_tflops(device: torch.device, precision: str) -> float:
 
 
 def _dtype(precision: str) -> torch.dtype:
-    return AUTOCAST.get(precision, torch.float32)
+    return autocast_of(precision) or torch.float32
 
 
 def random_batch(spec: Spec, size: int, device: torch.device, points: int) -> Batch:

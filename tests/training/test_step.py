@@ -23,7 +23,7 @@ from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.graphs import CudaGraphs, Work
 from oformer.models import Normalization, OFormerConfig, Operator
-from oformer.models.base import AUTOCAST
+from oformer.models.base import autocast_of
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.features import RandomFourier
 from oformer.nn.rotary import Rotary
@@ -700,7 +700,7 @@ def test_a_captured_and_compiled_step_is_the_plain_one(precision):
 
 def compare_captured(compile: bool, precision: str) -> None:
     one, other = navier_stokes().cuda(), navier_stokes().cuda()
-    one.autocast = other.autocast = AUTOCAST.get(precision)
+    one.autocast = other.autocast = autocast_of(precision)
     plain = Stepper(one, training(compile=False, capture=False, precision=precision), "cuda")
     captured = Stepper(other, training(compile=compile, precision=precision), "cuda")
     assert isinstance(captured.record, CudaGraphs)
