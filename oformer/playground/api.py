@@ -23,7 +23,8 @@ from oformer.data.arrays import check_codes
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field
 from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
-from oformer.playground.scenes import Known, Scene, Sensors, State, scene_of
+from oformer.playground.scenes import scene_of
+from oformer.playground.scenes.base import Known, Scene, Sensors, State
 from oformer.playground.wire import encoded
 from oformer.predict import Predictor
 

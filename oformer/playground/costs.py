@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oformer.fields import Field
-from oformer.playground.scenes import Scene
+from oformer.playground.scenes.base import Scene
 from oformer.predict import Predictor
 
 AT_ONCE = 5.5e10  # operations: half a second on two cores, more where the matrices are small

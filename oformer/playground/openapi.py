@@ -3,7 +3,7 @@
 from typing import Any
 
 from oformer.playground.api import Limits, Served, Service
-from oformer.playground.scenes import Scene
+from oformer.playground.scenes.base import Scene
 from oformer.playground.wire import list_of, object_of
 
 NPZ = "application/x-npz"

@@ -45,7 +45,7 @@ from oformer.playground.openapi import (
     predict_schema,
     solve_schema,
 )
-from oformer.playground.scenes import Sensors
+from oformer.playground.scenes.base import Sensors
 from oformer.playground.wire import Buffer, check_json, numbers, parse_arrays, parse_json, read_npz, write_npz
 from oformer.predict import Predictor
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oformer.playground.costs import Cost, start_of
-from oformer.playground.scenes import Sensors
+from oformer.playground.scenes.base import Sensors
 from oformer.playground.server import Server
 from tests.playground.chromium import Page, executable
 

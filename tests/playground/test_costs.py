@@ -13,7 +13,8 @@ from oformer.config import to_json
 from oformer.fields import Field
 from oformer.playground.api import Service
 from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
-from oformer.playground.scenes import Sensors, scene_of
+from oformer.playground.scenes import scene_of
+from oformer.playground.scenes.base import Sensors
 from oformer.predict import Predictor
 from oformer.recipes import RECIPES
 from oformer.shipped import zoo_names
