@@ -44,7 +44,7 @@ march(leaf(128, 256), chain(steps, "gelu"), chain(reads, "relu"), leaf(4), 2, 1e
 
 SOLVERS = """
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.solvers import euler_flux, euler_kernels
 from oformer.solvers.median_dual import median_dual
 from oformer.solvers.vorticity_spectral import solve

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.solvers import euler_flux, euler_fv
 from oformer.solvers.median_dual import median_dual
 

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.fields import Field, Spec
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.triangles import Mesh
+from oformer.playground.airfoil_starts import STARTS_FILE, free_flow, read_starts
+from oformer.playground.requests import object_of
 from oformer.playground.scenes.base import Known, Places, Scene, State
 from oformer.playground.scenes.meshed import mesh_layout, refined
-from oformer.playground.starts import STARTS_FILE, free_flow, read_starts
-from oformer.playground.wire import object_of
 from oformer.problems import Airfoil
 from oformer.solvers.euler_fv import EulerSolver
 from oformer.solvers.median_dual import median_dual

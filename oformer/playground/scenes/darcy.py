@@ -11,8 +11,8 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import cell_grid, thinning
+from oformer.playground.requests import object_of
 from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, grid_of
-from oformer.playground.wire import object_of
 from oformer.problems import Darcy
 
 

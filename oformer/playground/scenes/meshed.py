@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.meshes.triangles import Mesh, edge_middles
-from oformer.playground.wire import encoded
+from oformer.playground.requests import encoded
 
 
 def refined(mesh: Mesh, kinds: Float[Tensor, "points 1"]) -> tuple[Mesh, Float[Tensor, "_ 1"]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from oformer.errors import SolverDiverged
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import periodic_grid, thinning
+from oformer.playground.requests import list_of, object_of
 from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, grid_of
-from oformer.playground.wire import list_of, object_of
 from oformer.problems import NavierStokes
 from oformer.solvers.fourier import resample
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Field, Sample, Spec
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.shapes import CENTER
 from oformer.meshes.triangles import Mesh
+from oformer.playground.requests import list_of, object_of
 from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, rounded
 from oformer.playground.scenes.meshed import mesh_layout, refined
-from oformer.playground.wire import list_of, object_of
 from oformer.problems.poisson import SHAPES, PoissonProblem, ShapeName, default_numbers, geometry_of
 from oformer.seeds import numpy_generator
 

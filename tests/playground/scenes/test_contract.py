@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from oformer.metrics import relative_l2
+from oformer.playground.requests import check_json
 from oformer.playground.scenes import scene_of
 from oformer.playground.scenes.base import SEED, Scene, Sensors
-from oformer.playground.wire import check_json
 
 KINDS = ("burgers", "darcy", "navier-stokes", "electrostatics", "magnetostatics", "airfoil")
 

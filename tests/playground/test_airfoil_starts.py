@@ -2,7 +2,7 @@
 
 import torch
 
-from oformer.playground.starts import read_starts, save_starts
+from oformer.playground.airfoil_starts import read_starts, save_starts
 
 
 def test_first_frames_are_written_and_read_in_half_precision(tmp_path, service):
