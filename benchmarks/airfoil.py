@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.subsets import inside
 from oformer.playground.scenes import scene_of
 from oformer.predict import Predictor

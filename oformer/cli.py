@@ -1122,14 +1122,14 @@ def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "
 
 def _recipe_for(data: Path | None) -> "Recipe":
     """A recipe for a dataset of one's own: sizes and steps chosen from it."""
-    from oformer.estimator import OperatorRegressor
     from oformer.inspection import describe
     from oformer.training.datasets import open_own
+    from oformer.training.sizes import recipe_for
 
     if data is None:
         raise InputError("the name of a recipe, or --data", "neither", "See the recipes: oformer list")
     say(describe(data))
-    recipe = OperatorRegressor().recipe(open_own(data), data.stem)
+    recipe = recipe_for(open_own(data), data.stem)
     t, model = recipe.training, recipe.model
     say(f"Chosen from the data, where you do not say otherwise: {t.steps:,} steps of {t.batch}, "
         f"width {model.encoder.width}, depth {model.encoder.depth}. "

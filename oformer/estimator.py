@@ -19,24 +19,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from oformer.checkpoint import CONFIG, Checkpoint, check_files, load_checkpoint, parameter_count, save_checkpoint
 from oformer.config import from_json, to_json
-from oformer.data.arrays import Arrays, samples_of
+from oformer.data.arrays import Arrays
+from oformer.data.columns import axes_of, columns_of, per_sample, question, seen_samples
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Field, Sample, Spec
+from oformer.fields import Card, Sample, Spec
 from oformer.files import read_json
-from oformer.meshes.grids import line_weights
-from oformer.models import OFormerConfig
-from oformer.models.oformer import Decoder, Encoder, Query
 from oformer.nn.attention import KINDS, AttentionKind
 from oformer.plots import lines, maps
 from oformer.plots.panel import Panel
@@ -44,61 +40,17 @@ from oformer.predict import Predictor
 from oformer.seeds import numpy_generator
 from oformer.terminal import say
 from oformer.training.evaluate import errors
-from oformer.training.journal import read_journal
 from oformer.training.loop import Outcome, train
-from oformer.training.optimizers import Optimizer
-from oformer.training.recipe import Data, Recipe, Training
+from oformer.training.recipe import Recipe
+from oformer.training.sizes import MOST_STEPS, SMALL, Sizes, planned, recipe_for, sizes_for
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 ESTIMATOR = "estimator.json"  # beside a checkpoint: what the estimator knows and an operator does not
-NEEDED = ("coords", "inputs", "targets")
-KEYS = (*NEEDED, "query_coords", "query_features", "weights", "query_weights", "parameters")
-
-TIMED_STEPS = 6  # enough to see past the slow first ones
-MOST_STEPS = 100_000  # that a time budget is filled with
-FEW_STEPS = 1000  # with fewer, a small model comes further
-SMALL = (48, 2)  # width and depth of one
-POINTS_AT_ONCE = 32_768  # in a batch, input points and queries times frames together: bounds memory
 
 # Not `typing.Self`: the shape checks of the tests wrap methods one by one, where Self means nothing.
 Estimator = TypeVar("Estimator", bound="OperatorRegressor")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What `fit` chose or was told."""
-
-    width: int
-    depth: int
-    batch: int
-    steps: int
-    attention: AttentionKind
-    rate: float
-
-    def model(self, dim: int) -> OFormerConfig:
-        """The library's defaults for one's own data, at this size."""
-        # Rotary encoding turns pairs of channels along each axis, within each head.
-        heads = next((n for n in (4, 2) if self.width % (2 * dim * n) == 0), 1)
-        return OFormerConfig(
-            attention=self.attention,
-            encoder=Encoder(width=self.width, depth=self.depth),
-            query=Query(width=self.width, fourier_features=self.width, hidden=(self.width,), heads=heads),
-            decoder=Decoder(hidden=(max(2, self.width // 2),)),
-        )
-
-    def training(self, seed: int) -> Training:
-        """A whole schedule of so many steps, looked at five times."""
-        return Training(
-            steps=self.steps,
-            batch=self.batch,
-            optimizer=Optimizer(kind="muon", rate=self.rate, matrix_rate=2 * self.rate, clip=(("all", 1.0),)),
-            evaluate_every=max(1, self.steps // 5),
-            checkpoint_every=self.steps,
-            log_every=max(1, self.steps // 10),
-            seed=seed,
-        )
 
 
 class OperatorRegressor:
@@ -212,9 +164,9 @@ class OperatorRegressor:
             "query_weights": query_weights,
             "parameters": parameters,
         }
-        columns = _columns_of(samples, {key: array for key, array in arrays.items() if array is not None})
-        found, names = _seen_samples(columns)
-        axes = _axes("targets", columns["targets"])
+        columns = columns_of(samples, {key: array for key, array in arrays.items() if array is not None})
+        found, names = seen_samples(columns)
+        axes = axes_of("targets", columns["targets"])
         if len(found) < 2:
             raise InputError("at least two samples, one to learn from and one to test", str(len(found)))
         _check_settings(self.get_params())
@@ -229,10 +181,11 @@ class OperatorRegressor:
             if not self.quiet or self.minutes is not None:
                 sizes, speed = self._plan(sizes, (learned, test.subset([0])), device, Path(folder), started)
                 self._tell(_words_on_plan(sizes, speed, device))
-            recipe, left = self._recipe(sizes, (learned, test)), None
+            told, left = sizes, None
             if self.minutes is not None:  # a faster machine later on is to do more steps than are planned
-                recipe = self._recipe(dataclasses.replace(sizes, steps=self.steps or MOST_STEPS), (learned, test))
+                told = dataclasses.replace(sizes, steps=self.steps or MOST_STEPS)
                 left = self.minutes - (time.monotonic() - started) / 60
+            recipe = told.recipe("estimator", learned, len(test), self.seed)
             outcome = train(
                 recipe,
                 Path(folder) / "run",
@@ -272,8 +225,8 @@ class OperatorRegressor:
             )
         single = isinstance(inputs, Mapping)
         samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-        places = [queries] if single else _per_sample(queries, len(samples))
-        asked = [_question(sample, i, place) for i, (sample, place) in enumerate(zip(samples, places, strict=True))]
+        places = [queries] if single else per_sample(queries, len(samples))
+        asked = [question(sample, i, place) for i, (sample, place) in enumerate(zip(samples, places, strict=True))]
         answers = []
         for sample in self._samples(asked):
             values = self.predictor_(sample.input, sample.query, times).values.numpy()
@@ -308,7 +261,7 @@ class OperatorRegressor:
             if not -count <= index < count:
                 raise InputError(f"a `{name}` below {count}", str(index))
         if sample.get("targets") is None:
-            known = self._samples([_question(sample, 0, None)])[0]
+            known = self._samples([question(sample, 0, None)])[0]
             answer = self.predictor_(known.input, known.query)
             if self.spec_.dim == 1:
                 return lines.prediction(known.input, answer, channel=channel)
@@ -378,7 +331,7 @@ class OperatorRegressor:
 
     def _samples(self, samples: Sequence[Mapping[str, Any]] | None, **arrays: Any) -> list[Sample]:
         """Samples as the model sees them, of the shapes and with the parameters that it was fitted with."""
-        found, names = _seen_samples(_columns_of(samples, arrays))
+        found, names = seen_samples(columns_of(samples, arrays))
         if names != self.parameter_names_:
             raise InputError(
                 f"the parameters of `fit` ({', '.join(self.parameter_names_) or 'none'})", ", ".join(names) or "none"
@@ -392,25 +345,6 @@ class OperatorRegressor:
         test = min(count - 1, max(1, round(self.test_fraction * count)))
         return np.sort(numpy_generator(self.seed, count).permutation(count)[:test])
 
-    def _sizes(self, data: PointDataset) -> Sizes:
-        """What the settings leave open, from the number of samples, points and frames.
-
-        Few samples teach a small model as much as a large one. Widths that are multiples of 48 suit all dimensions.
-        """
-        count, (points, queries) = len(data), data.sizes().max(0)
-        work = int(points) + int(queries) * data.spec.out_times
-        wanted = 8 if count < 256 else 16
-        batch = self.batch or max(1, min(wanted, count, POINTS_AT_ONCE // work))
-        return Sizes(
-            width=self.width or (SMALL[0] if count < 50 else 96 if count < 4000 else 144),
-            depth=self.depth or (SMALL[1] if count < 50 else 4),
-            batch=min(batch, count),
-            # Sixty looks at each sample, within what a person waits for.
-            steps=self.steps or min(20_000, max(1000, 60 * count // batch)),
-            attention=self.attention,
-            rate=self.rate,
-        )
-
     def recipe(self, data: PointDataset, name: str = "estimator") -> Recipe:
         """What `fit` would train on a dataset, as a recipe for `train`: its sizes and steps, chosen from the data.
 
@@ -419,19 +353,18 @@ class OperatorRegressor:
             name: of the recipe.
         """
         _check_settings(self.get_params())
-        if {"train", "test"} <= data.splits.keys():
-            learned, held = data.split("train"), len(data.split("test"))
-        else:
-            held = max(1, round(self.test_fraction * len(data)))
-            if held >= len(data):
-                raise InputError("at least two samples, one to learn from and one to test", str(len(data)))
-            learned = data.subset(range(len(data) - held))
-        sizes = self._sizes(learned)
-        return Recipe(name, Data(len(learned), held), sizes.model(data.spec.dim), sizes.training(self.seed))
+        return recipe_for(data, name, sizes=self._sizes, test_fraction=self.test_fraction, seed=self.seed)
 
-    def _recipe(self, sizes: Sizes, data: tuple[PointDataset, PointDataset]) -> Recipe:
-        split = Data(train=len(data[0]), test=len(data[1]))
-        return Recipe("estimator", split, sizes.model(data[0].spec.dim), sizes.training(self.seed))
+    def _sizes(self, data: PointDataset) -> Sizes:
+        return sizes_for(
+            data,
+            width=self.width,
+            depth=self.depth,
+            batch=self.batch,
+            steps=self.steps,
+            attention=self.attention,
+            rate=self.rate,
+        )
 
     def _plan(
         self,
@@ -441,31 +374,17 @@ class OperatorRegressor:
         folder: Path,
         started: float,
     ) -> tuple[Sizes, float]:
-        """Sizes with as many steps as the time budget has room for at the speed of now, and the steps per second.
-
-        Where there is room for few steps only, a small model gets further in the same time.
-        """
-        speed = self._speed(sizes, data, device, folder / f"timed-{sizes.width}-{sizes.depth}")
-        if self.minutes is None:
-            return sizes, speed
-        room = max(1, int((60 * self.minutes - time.monotonic() + started) * speed))
         small = dataclasses.replace(sizes, width=self.width or SMALL[0], depth=self.depth or SMALL[1])
-        if room < min(FEW_STEPS, self.steps or FEW_STEPS) and small != sizes:
-            return self._plan(small, data, device, folder, started)
-        return dataclasses.replace(sizes, steps=min(room, self.steps or MOST_STEPS)), speed
-
-    def _speed(
-        self, sizes: Sizes, data: tuple[PointDataset, PointDataset], device: torch.device, folder: Path
-    ) -> float:
-        """Steps per second, of a few steps whose weights are thrown away."""
-        recipe = self._recipe(sizes, data)
-        timed = dataclasses.replace(recipe.training, steps=TIMED_STEPS, log_every=2, evaluate_every=TIMED_STEPS)
-        recipe = dataclasses.replace(recipe, training=timed)
-        outcome = train(recipe, folder, data, device=device, quiet=True, tensorboard=False)
-        if not outcome.finished:
-            raise KeyboardInterrupt
-        speeds = [record["steps_per_second"] for record in read_journal(folder) if record["kind"] == "train"]
-        return float(np.mean(speeds[1:]))
+        return planned(
+            sizes,
+            small,
+            data,
+            deadline=None if self.minutes is None else started + 60 * self.minutes,
+            most=self.steps or MOST_STEPS,
+            seed=self.seed,
+            device=device,
+            folder=folder,
+        )
 
     def _errors(self, data: PointDataset) -> np.ndarray:
         return errors(self.predictor_.operator, data, self.sizes_.batch).relative.numpy()
@@ -486,145 +405,6 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         raise unknown_name("attention", str(settings["attention"]), KINDS)
     if settings["seed"] < 0:
         raise InputError("a `seed` of zero or more", repr(settings["seed"]))
-
-
-def _columns_of(samples: Sequence[Mapping[str, Any]] | None, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by key, from dicts or from keywords."""
-    if (samples is None) == (not arrays):
-        got = "neither" if samples is None else "both"
-        raise InputError("a list of samples, or keyword arrays", got, f"Keys: {', '.join(KEYS)}")
-    if samples is None:
-        _check_keys(arrays, "the keyword arrays")
-        return dict(arrays)
-    if isinstance(samples, Mapping) or not all(isinstance(sample, Mapping) for sample in samples):
-        raise InputError(
-            "a list of samples, each a dict",
-            f"a {type(samples).__name__}" + " of others" * (not isinstance(samples, Mapping)),
-            "Arrays of all samples are given by keyword: coords=, inputs=, targets=",
-        )
-    if not samples:
-        raise InputError("at least one sample", "none")
-    for i, sample in enumerate(samples):
-        _check_keys(sample, f"sample {i}")
-    used = [key for key in KEYS if any(sample.get(key) is not None for sample in samples)]
-    columns: dict[str, Any] = {}
-    for key in used:
-        column = [sample.get(key) for sample in samples]
-        without = [i for i, item in enumerate(column) if item is None]
-        if without:
-            raise InputError(
-                f"`{key}` in all samples or in none", f"none in sample {without[0]}", "Give it to each sample"
-            )
-        columns[key] = _parameter_columns(column) if key == "parameters" else _shared(key, column)
-    return columns
-
-
-def _check_keys(given: Mapping[str, Any], where: str, needed: Sequence[str] = NEEDED) -> None:
-    for key in given:
-        if key not in KEYS:
-            raise unknown_name(f"part of a sample in {where}", str(key), KEYS)
-    missing = [key for key in needed if given.get(key) is None]
-    if missing:
-        raise InputError(f"`{missing[0]}` in {where}", ", ".join(given) or "nothing")
-
-
-def _shared(key: str, column: list[Any]) -> Any:
-    """One array where all samples hold the very same points or weights: they are then computed on once."""
-    one_for_all = key in ("coords", "query_coords", "weights", "query_weights")
-    return column[0] if one_for_all and all(item is column[0] for item in column) else column
-
-
-def _parameter_columns(column: list[Any]) -> dict[str, list[Any]]:
-    for i, item in enumerate(column):
-        if not isinstance(item, Mapping):
-            raise InputError(f"`parameters` of sample {i} as numbers by name", f"a {type(item).__name__}")
-        if item.keys() != column[0].keys():
-            raise InputError(
-                f"the parameters of sample 0 ({', '.join(column[0])}) in sample {i}", ", ".join(item) or "none"
-            )
-    return {name: [item[name] for item in column] for name in column[0]}
-
-
-def _seen_samples(columns: dict[str, Any]) -> tuple[list[Sample], tuple[str, ...]]:
-    """Samples with their parameters as constant input channels, and the names of those."""
-    columns = {"query_values" if key == "query_features" else key: value for key, value in columns.items()}
-    found = _weighed_by_gaps(samples_of(**columns), "weights" not in columns, "query_weights" not in columns)
-    names = tuple(sorted(found[0].parameters))
-    return [_with_channels(sample, names) for sample in found], names
-
-
-def _weighed_by_gaps(samples: list[Sample], inputs: bool, queries: bool) -> list[Sample]:
-    """Samples whose points, if on a line, weigh their half-gaps where no weights were given.
-
-    Sums over random points of equal weight are Monte Carlo; these are quadrature. What samples share stays shared.
-    """
-    known: dict[int, Tensor] = {}
-
-    def weighed(field: Field) -> Field:
-        if field.coords.shape[-1] != 1:
-            return field
-        key = id(field.coords)
-        if key not in known:
-            known[key] = line_weights(field.coords)
-        return Field(field.coords, field.values, known[key])
-
-    def both(sample: Sample) -> Sample:
-        given = weighed(sample.input) if inputs else sample.input
-        # Targets at the input points are compared with the weights that were given for those.
-        same = sample.query.coords is sample.input.coords and not inputs
-        query = weighed(sample.query) if queries and not same else sample.query
-        return dataclasses.replace(sample, input=given, query=query)
-
-    return [both(sample) for sample in samples]
-
-
-def _with_channels(sample: Sample, names: tuple[str, ...]) -> Sample:
-    if not names:
-        return sample
-    values = sample.input.values
-    constant = torch.stack([sample.parameters[name] for name in names]).expand(*values.shape[:2], len(names))
-    known = Field(sample.input.coords, torch.cat([values, constant], -1), sample.input.weights)
-    return dataclasses.replace(sample, input=known, parameters={})
-
-
-def _axes(name: str, arrays: Arrays) -> int:
-    """How many axes the values of one sample were given with."""
-    if not isinstance(arrays, (list, tuple)):
-        return np.ndim(arrays) - 1
-    found = [np.ndim(item) for item in arrays]
-    for i, count in enumerate(found):
-        if count != found[0]:
-            raise InputError(
-                f"as many axes in sample {i} of `{name}` as in sample 0 ({found[0]})",
-                str(count),
-                "Shapes are (points,), (points, channels) or (times, points, channels) in all samples alike",
-            )
-    return found[0]
-
-
-def _per_sample(queries: Arrays | None, count: int) -> list[Any]:
-    """The queries of each sample: a list or an array of three axes has one entry for each."""
-    listed = isinstance(queries, (list, tuple)) and len(queries) > 0 and np.ndim(queries[0]) > 0
-    if queries is None or not (listed or np.ndim(queries) == 3):
-        return [queries] * count
-    if len(queries) != count:
-        raise InputError(f"queries for each of the {count} samples", f"{len(queries)} point sets")
-    return list(queries)
-
-
-def _question(sample: Mapping[str, Any], i: int, queries: Any) -> dict[str, Any]:
-    """A sample with zeros for targets, which nobody reads, and with other queries where they are given."""
-    if not isinstance(sample, Mapping):
-        raise InputError(f"sample {i} as a dict with `coords` and `inputs`", f"a {type(sample).__name__}")
-    _check_keys(sample, f"sample {i}", ("coords", "inputs"))
-    asked = dict(sample)
-    if queries is not None:
-        asked.pop("query_weights", None)
-        asked["query_coords"] = queries
-    points = asked["coords"] if asked.get("query_coords") is None else asked["query_coords"]
-    if np.ndim(points) == 0:
-        raise InputError(f"query points of shape (queries, dim) for sample {i}", repr(points)[:40])
-    return {**asked, "targets": np.zeros(len(points))}
 
 
 def _check_against(spec: Spec, sample: Sample, i: int, parameters: int) -> None:

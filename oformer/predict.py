@@ -17,7 +17,7 @@ from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import Precision, autocast_of, products_in, rollout
 from oformer.models.chunked import answered_in_chunks, answered_in_turn
-from oformer.models.ferry import Ferry
+from oformer.models.pinned_copy import PinnedCopy
 from oformer.nn.rotary import once_per_grid
 from oformer.shipped import zoo_folder, zoo_names
 
@@ -148,7 +148,7 @@ class Predictor:
             what = f"a prediction of {batch} samples of {field.points:,} points at {query.points:,} queries"
             less = f"`memory_gb={0.5 * (self.memory_gb or _free_gb(self.device)):.2g}`"
             raise OutOfMemory(what, str(self.device), f"Give the Predictor less to compute in: {less}.") from error
-        asked = Ferry(answer_on).over(query)
+        asked = PinnedCopy(answer_on).to_device(query)
         return Field(asked.coords, values, asked.weights)
 
     def grid(self, field: Field, points: int) -> Float[Tensor, "queries dim"]:
@@ -211,9 +211,9 @@ class Predictor:
         needed = field.points if independent else max(field.points, queries)
         budget = 2**30 * (self.memory_gb if self.memory_gb is not None else _free_gb(self.device))
         room = self._room(budget)
-        ferry = Ferry(self.device)
+        copies = PinnedCopy(self.device)
         if _bytes(field) + _bytes(query) <= BESIDE * budget:  # chunks are read several times
-            field, query = ferry.over(field), ferry.over(query)
+            field, query = copies.to_device(field), copies.to_device(query)
         at_once = min(room, TOGETHER_ON_CPU if self.device.type == "cpu" else TOGETHER_ON_GPU)
         slices = -(-batch // max(1, at_once // needed))
         samples = -(-batch // slices)  # of equal slices, so that compiled shapes repeat
@@ -224,15 +224,15 @@ class Predictor:
             chosen = slice(start, start + samples)
             some, asked = _samples(field, chosen), _samples(query, chosen)
             parts = (
-                self._whole(ferry.over(some), ferry.over(asked), times, size if independent else queries)
+                self._whole(copies.to_device(some), copies.to_device(asked), times, size if independent else queries)
                 if whole
-                else answered_in_chunks(self.operator, some, asked, times, size, ferry)
+                else answered_in_chunks(self.operator, some, asked, times, size, copies)
             )
             first = 0
             for part in parts:
-                ferry.back(part, values[chosen, :, first : first + part.shape[2]])
+                copies.to_host(part, values[chosen, :, first : first + part.shape[2]])
                 first += part.shape[2]
-        ferry.land()
+        copies.flush()
         return values
 
     def _whole(self, field: Field, query: Field, times: int, size: int) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Meshes for tests of flow solvers, made with numpy alone: (points, triangles, marks) as tensors."""
+"""Meshes for tests of flow solvers, made with numpy alone: (points, triangles, marks) as tensors; and numbers."""
 
 import numpy as np
 import torch
@@ -6,6 +6,10 @@ from torch import Tensor
 
 Arrays = tuple[Tensor, Tensor, Tensor]
 WALL, FAR = 1, 2
+
+
+def doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def o_mesh(

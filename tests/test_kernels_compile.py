@@ -44,18 +44,18 @@ march(leaf(128, 256), chain(steps, "gelu"), chain(reads, "relu"), leaf(4), 2, 1e
 
 SOLVERS = """
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import mesh_of
-from oformer.solvers import euler_fv, euler_kernels
+from oformer.meshes.cache import mesh_of
+from oformer.solvers import euler_flux, euler_kernels
 from oformer.solvers.median_dual import median_dual
 from oformer.solvers.vorticity_spectral import solve
 
 nu = torch.full((1,), 1e-3, dtype=torch.float64)
 solve(torch.zeros(1, 64, 64), viscosity=nu, times=[0.0, 0.01], time_step=0.01, fused=True)
 mesh = mesh_of(Naca(wall=24, far_field=16, trailing=0.05, leading=0.05, growth=0.3))
-tables = euler_fv._tables(median_dual(mesh.points, mesh.triangles, mesh.marks), torch.float32, torch.device("cpu"))
+tables = euler_flux.tables_of(median_dual(mesh.points, mesh.triangles, mesh.marks), torch.float32, torch.device("cpu"))
 flow, weight = torch.ones(4, len(mesh.points), 3), torch.ones(len(mesh.points), 1)
 stream = torch.ones(4, 1, 3)
-balance, *others, d = euler_kernels.fused_residual(flow, flow, flow, weight, stream, tables, euler_fv.border)
+balance, *others, d = euler_kernels.fused_residual(flow, flow, flow, weight, stream, tables, euler_flux.border)
 euler_kernels.fused_sweep(d, balance, *others, tables)
 """
 

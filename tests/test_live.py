@@ -22,7 +22,8 @@ import torch
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import line_weights
-from oformer.playground.scenes import Curve, Sensors
+from oformer.playground.scenes.base import Sensors
+from oformer.playground.scenes.burgers import Curve
 from oformer.predict import Predictor
 from oformer.problems import Burgers
 from oformer.problems.burgers import LAW, LENGTH

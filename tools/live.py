@@ -26,7 +26,7 @@ from oformer.errors import InputError
 from oformer.export import export, verify
 from oformer.files import write_bytes, write_json, write_text
 from oformer.playground.api import Service
-from oformer.playground.scenes import Curve
+from oformer.playground.scenes.burgers import Curve
 from oformer.predict import Predictor
 from oformer.problems.burgers import LAW, LENGTH
 from oformer.shipped import zoo_names

@@ -1,6 +1,6 @@
 // Burgers' equation in the page: u_t + (u^2/2)_x = nu u_xx on a periodic line, its random initial states, and what
 // sensors see of a curve. The same mathematics as solvers/burgers_spectral.py, solvers/random_fields.py and
-// playground/scenes.py; tests/test_live.py holds each against its Python.
+// playground/scenes/burgers.py; tests/test_live.py holds each against its Python.
 //
 // Curves are spectra: the real and imaginary parts of the c_k of u(x) = sum over all k of c_k exp(2 pi i k x), with
 // c_-k the conjugate of c_k, so that k = 0, 1, ... say all.

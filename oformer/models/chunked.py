@@ -26,7 +26,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.models.base import Operator, OperatorModel
-from oformer.models.ferry import Ferry
+from oformer.models.pinned_copy import PinnedCopy
 from oformer.nn.sums import points_split
 
 Run = Callable[[Field, Field, int], Tensor]  # from input, queries and how many steps to the values there
@@ -203,7 +203,7 @@ class _Answers(torch.autograd.Function):
 
 
 def answered_in_chunks(
-    operator: Operator, input: Field, query: Field, times: int, size: int, ferry: Ferry
+    operator: Operator, input: Field, query: Field, times: int, size: int, copies: PinnedCopy
 ) -> Iterator[Float[Tensor, "batch times _ channels"]]:
     """Physical values at the queries, `size` of them after another, with at most so many points in the model at once.
 
@@ -213,12 +213,12 @@ def answered_in_chunks(
         query: where to answer, likewise.
         times: how many steps.
         size: points of each sample at once.
-        ferry: that takes them there.
+        copies: to that device.
     """
 
     @torch.no_grad()
     def run(known: Field, asked: Field, times: int) -> Tensor:
-        known, asked = ferry.over(known), ferry.over(asked)
+        known, asked = copies.to_device(known), copies.to_device(asked)
         return operator.to_physical(operator.plainly(known, asked, times), asked.coords)
 
     chunks = _Chunks(operator.model, run, input, query, size)

@@ -22,9 +22,10 @@ from oformer.checkpoint import parameter_count
 from oformer.data.arrays import check_codes
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field
-from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
-from oformer.playground.scenes import Known, Scene, Sensors, State, scene_of
-from oformer.playground.wire import encoded
+from oformer.playground.requests import encoded
+from oformer.playground.scenes import scene_of
+from oformer.playground.scenes.base import Known, Scene, Sensors, State
+from oformer.playground.starting_resolution import AT_ONCE, Cost, Start, start_of
 from oformer.predict import Predictor
 
 KEPT = 32  # inputs, answers and solutions in memory: a change of sensors or resolution solves nothing again

@@ -3,8 +3,8 @@
 from typing import Any
 
 from oformer.playground.api import Limits, Served, Service
-from oformer.playground.scenes import Scene
-from oformer.playground.wire import list_of, object_of
+from oformer.playground.requests import list_of, object_of
+from oformer.playground.scenes.base import Scene
 
 NPZ = "application/x-npz"
 ARRAYS = {"coords": 2, "values": 3, "weights": 1, "query_coords": 2, "query_values": 3, "resolution": 0, "times": 0}

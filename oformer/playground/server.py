@@ -35,7 +35,6 @@ import numpy as np
 from oformer.errors import InputError, SolverDiverged
 from oformer.playground.api import Question, Served, Service, named
 from oformer.playground.head import Refused, check_beginning, parse_head
-from oformer.playground.jobs import Busy, Line, Room
 from oformer.playground.openapi import (
     ARRAYS,
     NPZ,
@@ -45,8 +44,9 @@ from oformer.playground.openapi import (
     predict_schema,
     solve_schema,
 )
-from oformer.playground.scenes import Sensors
-from oformer.playground.wire import Buffer, check_json, numbers, parse_arrays, parse_json, read_npz, write_npz
+from oformer.playground.queue import Busy, Room, WorkQueue
+from oformer.playground.requests import Buffer, check_json, numbers, parse_arrays, parse_json, read_npz, write_npz
+from oformer.playground.scenes.base import Sensors
 from oformer.predict import Predictor
 
 JSON = "application/json"
@@ -108,8 +108,8 @@ class Server(ThreadingHTTPServer):
         folder = files("oformer.playground") / "static"
         self.page = {path: Answer((folder / file).read_bytes(), kind) for path, (file, kind) in PAGE.items()}
         self.openapi = Answer.of(description(service, _version()))
-        self.answers = Line("answers", waiting=limits.waiting, seconds=limits.seconds)
-        self.solvers = Line("solvers", waiting=max(1, limits.waiting // 8), seconds=limits.solver_seconds)
+        self.answers = WorkQueue("answers", waiting=limits.waiting, seconds=limits.seconds)
+        self.solvers = WorkQueue("solvers", waiting=max(1, limits.waiting // 8), seconds=limits.solver_seconds)
         self.room = Room(limits.memory, SMALL)
         self.converting = threading.Lock()  # one large body or answer at a time: what that takes is not counted
         self.stopping = False
@@ -219,7 +219,7 @@ class Server(ThreadingHTTPServer):
             for handler in self._slow:
                 handler.end_of_requests()
         self._wait_for_threads(end)
-        ended = [line.close(max(0.0, end - time.monotonic())) for line in (self.answers, self.solvers)]
+        ended = [queue.close(max(0.0, end - time.monotonic())) for queue in (self.answers, self.solvers)]
         self._wait_for_threads(time.monotonic() + min(1.0, self.service.limits.grace))
         return all(ended)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Card, Field, Picture, Sample, Spec
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.shapes import CENTER, Annulus, Disc, LShape, Shape, Square, UShape
 from oformer.meshes.triangles import Mesh
 from oformer.problems.base import Problem, Undo

@@ -16,7 +16,7 @@ from torch import Tensor
 from oformer.errors import InputError, SolverDiverged
 from oformer.fields import check_finite
 from oformer.solvers.fourier import irfft, rfft
-from oformer.solvers.records import whole_steps
+from oformer.solvers.time_steps import steps_at
 
 CHECKS = 16  # looks at the state during a run; each makes the host wait for the device
 
@@ -54,7 +54,7 @@ def solve(
     _check_settings(initial, viscosity, length, duration, steps)
     check_finite("initial", initial)
     n, dt = initial.shape[-1], duration / steps
-    record = [steps] if times is None else whole_steps(times, dt, steps)
+    record = [steps] if times is None else steps_at(times, dt, steps)
     kept = -(-n // 3)
     k = torch.arange(kept, dtype=torch.float64, device=initial.device) * (2 * math.pi / length)
     # exp(-nu k^2 t) over half a step, and -(u^2/2)_x over a whole one. Each has a zero real or imaginary

@@ -1,6 +1,6 @@
 """The iterations of `euler_fv` on a GPU: a kernel for sums over neighbors, one for the balance, one for a sweep.
 
-Same arithmetic and same arguments as the functions `residual` (with JST) and `sweep` there, which are the plain twins
+Same arithmetic and same arguments as `residual` (with JST) and `sweep` of `euler_flux`, which are the plain twins
 that the tests hold these equal to. A program takes a few nodes and all trajectories of a group: the values of a node
 lie side by side, so that fetching a neighbor is one read. What happens at the border, on a twentieth of the nodes, is
 left to the plain functions, compiled.
@@ -20,7 +20,7 @@ _NODES = 4  # per program
 
 
 def fused_residual(state: Tensor, now: Tensor, push: Tensor, weight: Tensor, free: Tensor, t: Any, border: Callable):
-    """The balance of a step with JST and what the sweeps need; see `euler_fv.residual`.
+    """The balance of a step with JST and what the sweeps need; see `euler_flux.residual`.
 
     Args:
         state: (4, n, lanes), the iterate.
@@ -52,7 +52,7 @@ def fused_residual(state: Tensor, now: Tensor, push: Tensor, weight: Tensor, fre
 
 
 def fused_sweep(d: Tensor, balance: Tensor, basis: Tensor, inverse: Tensor, blocks: Tensor, t: Any) -> Tensor:
-    """One Jacobi sweep; see `euler_fv.sweep`."""
+    """One Jacobi sweep; see `euler_flux.sweep`."""
     _, n, lanes = d.shape
     out = torch.empty_like(d)
     with torch.cuda.device_of(d):

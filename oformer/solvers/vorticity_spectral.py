@@ -26,7 +26,7 @@ from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
 from oformer.graphs import CudaGraphs
 from oformer.meshes.grids import periodic_grid
-from oformer.solvers.records import whole_steps
+from oformer.solvers.time_steps import steps_at
 from oformer.switches import fused_kernels
 
 Scheme = Literal["rk4", "euler-cn"]
@@ -79,7 +79,7 @@ def solve(
     _check_settings(initial, nu, forcing, stride)
     if not (math.isfinite(time_step) and time_step > 0):
         raise InputError("a positive `time_step`", str(time_step))
-    record = whole_steps(times, time_step)
+    record = steps_at(times, time_step)
 
     n = initial.shape[-1]
     modes = Modes(n, initial.device)

@@ -8,7 +8,7 @@ import torch
 
 from oformer.errors import InputError
 from oformer.meshes.airfoil import FAR_FIELD, INSIDE, WALL, Naca, profile
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.triangles import Mesh
 
 COARSE = Naca(wall=60, far_field=30, radius=10.0, trailing=3e-3, leading=8e-3, growth=0.3)

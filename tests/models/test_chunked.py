@@ -10,8 +10,8 @@ from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.chunked import InChunks, _Chunks, answered_in_chunks
-from oformer.models.ferry import Ferry
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
+from oformer.models.pinned_copy import PinnedCopy
 from oformer.nn.sums import over_points, points_are_split, points_split
 from oformer.recipes import RECIPES
 
@@ -77,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, operator: Operator) -> list[tuple[i
 
 
 def chunked(operator: Operator, input: Field, query: Field, size: int, times: int = 3) -> torch.Tensor:
-    return torch.cat(list(answered_in_chunks(operator, input, query, times, size, Ferry(CPU))), 2)
+    return torch.cat(list(answered_in_chunks(operator, input, query, times, size, PinnedCopy(CPU))), 2)
 
 
 @every_model
@@ -163,7 +163,7 @@ def test_points_are_split_for_nobody_else():
     """Neither for another thread nor between two chunks of answers."""
     operator = operator_of()
     input, query = fields_of(operator)
-    answers = answered_in_chunks(operator, input, query, 1, 5, Ferry(CPU))
+    answers = answered_in_chunks(operator, input, query, 1, 5, PinnedCopy(CPU))
     next(answers)
     assert not points_are_split()
     part, seen = torch.ones(2), []

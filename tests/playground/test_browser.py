@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from oformer.playground.costs import Cost, start_of
-from oformer.playground.scenes import Sensors
+from oformer.playground.scenes.base import Sensors
 from oformer.playground.server import Server
+from oformer.playground.starting_resolution import Cost, start_of
 from tests.playground.chromium import Page, executable
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium here; Debian's package is `chromium`")

@@ -27,9 +27,9 @@ from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.playground.api import Limits, Service, named
 from oformer.playground.openapi import NPZ, play_schema
-from oformer.playground.scenes import Sensors
+from oformer.playground.requests import check_json
+from oformer.playground.scenes.base import Sensors
 from oformer.playground.server import Server, serve
-from oformer.playground.wire import check_json
 from oformer.predict import Predictor
 from tests.playground.conftest import FAMILIES, Client, decoded
 

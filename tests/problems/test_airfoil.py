@@ -8,7 +8,7 @@ import torch
 from oformer.errors import InputError
 from oformer.fields import check_sample, collate
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.subsets import inside
 from oformer.problems.airfoil import REGION, Airfoil
 from oformer.solvers.euler_fv import Numerics, free_stream

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.shapes import Disc
 from oformer.problems.electrostatics import Electrostatics
 

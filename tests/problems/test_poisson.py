@@ -8,7 +8,7 @@ import torch
 
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, collate
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.paper import LARGEST
 from oformer.problems.electrostatics import Electrostatics
 from oformer.problems.magnetostatics import Magnetostatics

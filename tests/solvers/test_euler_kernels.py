@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import mesh_of
-from oformer.solvers import euler_fv
+from oformer.meshes.cache import mesh_of
+from oformer.solvers import euler_flux, euler_fv
 from oformer.solvers.median_dual import median_dual
 
 kernels = pytest.importorskip("oformer.solvers.euler_kernels", exc_type=ImportError)
@@ -35,7 +35,7 @@ def case():
 
     weight = (1.5 / 2e-4 * dual.volumes)[:, None].float().to(DEVICE)
     push = weight / 3 * stream * rough(0.01)
-    tables = euler_fv._tables(dual, torch.float32, DEVICE)
+    tables = euler_flux.tables_of(dual, torch.float32, DEVICE)
     return stream * (1 + rough(0.05)), stream * (1 + rough(0.05)), push, weight, stream, tables
 
 
@@ -46,16 +46,16 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_balance_and_what_sweeps_need(case):
-    plain = euler_fv.residual(*case, "jst")
-    fused = kernels.fused_residual(*case, euler_fv.border)
+    plain = euler_flux.residual(*case, "jst")
+    fused = kernels.fused_residual(*case, euler_flux.border)
     for name, got, expected in zip(("balance", "basis", "inverse", "blocks", "d"), fused, plain, strict=True):
         assert got.shape == expected.shape, name
         assert close(got, expected), name
 
 
 def test_a_sweep(case):
-    balance, basis, inverse, blocks, d = euler_fv.residual(*case, "jst")
-    plain = euler_fv.sweep(d, balance, basis, inverse, blocks, case[-1])
+    balance, basis, inverse, blocks, d = euler_flux.residual(*case, "jst")
+    plain = euler_flux.sweep(d, balance, basis, inverse, blocks, case[-1])
     fused = kernels.fused_sweep(d.contiguous(), balance, basis, inverse, blocks, case[-1])
     assert close(fused, plain)
     assert not close(d, plain)
@@ -63,9 +63,9 @@ def test_a_sweep(case):
 
 def test_trajectories_do_not_see_each_other(case):
     state, now, push, weight, free, tables = case
-    together = kernels.fused_residual(*case, euler_fv.border)
+    together = kernels.fused_residual(*case, euler_flux.border)
     alone = kernels.fused_residual(
-        *(part[..., 1:2].contiguous() for part in (state, now, push)), weight, free[..., 1:2], tables, euler_fv.border
+        *(part[..., 1:2].contiguous() for part in (state, now, push)), weight, free[..., 1:2], tables, euler_flux.border
     )
     for whole, one in zip(together, alone, strict=True):
         # A compiler may order the operations of one trajectory otherwise than those of three.

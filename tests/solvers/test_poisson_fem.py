@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.meshes.library import mesh_of
+from oformer.meshes.cache import mesh_of
 from oformer.meshes.shapes import Annulus, Disc, LShape, Square, UShape
 from oformer.meshes.triangles import Mesh, no_circles
 from oformer.solvers.poisson_fem import Poisson

@@ -1,9 +1,9 @@
-"""Copies between host memory and a GPU that hold up neither of them.
+"""Copies between host memory and a GPU through page-locked (pinned) buffers.
 
-An ordinary copy makes both wait: the driver takes host memory through a small buffer of its own in one thread, and an
-answer meets memory that the system has yet to hand out, page after page. Here pieces pass through page-locked buffers,
-which the card reads and writes by itself and all cores fill or empty. An answer is taken out of its buffer when that is
-needed again, or at the end, so that the card computes the next one meanwhile.
+An ordinary copy makes both sides wait: the driver stages pageable memory through a small pinned buffer in one thread,
+and an answer is written to pages that the system has yet to map. Here tensors are copied piece by piece through a few
+pinned buffers: the GPU copies from and to them by itself, and all cores fill or empty them. A buffer with a part of an
+answer is emptied when the buffer is needed again, or by `flush`, so that the GPU computes the next part meanwhile.
 """
 
 from collections import deque
@@ -18,39 +18,39 @@ from oformer.nn.rotary import once_per_grid
 
 PIECE = 2**22  # numbers in a buffer
 BUFFERS = 8  # at most: together they hold the answers of one chunk while the next is computed
-WORTHWHILE = 2**18  # numbers of a tensor; for fewer an ordinary copy is as good
+WORTHWHILE = 2**18  # numbers of a tensor; for fewer an ordinary copy is as fast
 
 
-class Ferry:
-    """Takes fields to a device, and answers from there to wherever they are wanted. Not for several threads."""
+class PinnedCopy:
+    """Copies fields to a device, and answers from there to any tensor on the host. Not thread-safe."""
 
     def __init__(
         self, device: torch.device, *, piece: int = PIECE, buffers: int = BUFFERS, worthwhile: int = WORTHWHILE
     ):
-        """Make none of the buffers yet.
+        """Set sizes; buffers are allocated when they are first needed.
 
         Args:
-            device: the other shore.
+            device: the compute device.
             piece: numbers in a buffer.
             buffers: how many of them at most.
-            worthwhile: numbers of a tensor from which on it goes by buffers.
+            worthwhile: the least numbers of a tensor that is copied through buffers.
         """
         self.device, self.piece, self.buffers, self.worthwhile = device, piece, buffers, worthwhile
-        self.locked = device.type == "cuda"  # whether buffers are, so that the card copies by itself
-        self.used = self.locked  # whether anything goes by them
+        self.locked = device.type == "cuda"  # whether buffers are, so that the GPU copies asynchronously
+        self.enabled = self.locked  # whether anything is copied through buffers
         self._free: list[Tensor] = []
         self._made = 0
-        # Under way: when the card is done, the buffer, the numbers in it, and where these belong if not on the device.
-        self._crossing: deque[tuple[torch.cuda.Event | None, Tensor, Tensor, Tensor | None]] = deque()
+        # Pending copies: event when the GPU is done, buffer, the numbers in it, and their destination if on the host.
+        self._pending: deque[tuple[torch.cuda.Event | None, Tensor, Tensor, Tensor | None]] = deque()
 
-    def over(self, field: Field) -> Field:
-        """The field on the device; what a batch shares stays one tensor."""
-        return Field(*(once_per_grid(self._over, t) for t in (field.coords, field.values, field.weights)))
+    def to_device(self, field: Field) -> Field:
+        """The field on the device; coordinates and weights that a batch shares are copied once."""
+        return Field(*(once_per_grid(self._tensor_to_device, t) for t in (field.coords, field.values, field.weights)))
 
-    def back(
+    def to_host(
         self, values: Float[Tensor, "batch times some channels"], place: Float[Tensor, "batch times some channels"]
     ) -> None:
-        """Put values of the device into a place, some queries of a larger tensor, which has them after `land`."""
+        """Copy values of the device into `place`, a slice of the queries of a larger tensor; complete after `flush`."""
         if not self._by_buffer(place):
             place.copy_(values)
             return
@@ -58,14 +58,14 @@ class Ferry:
         for source, target in _pieces(values.reshape(frames, -1), place.view(frames, -1), self.piece):
             buffer, held = self._buffer(source)
             held.copy_(source, non_blocking=True)
-            self._crossing.append((self._mark(), buffer, held, target))
+            self._pending.append((self._mark(), buffer, held, target))
 
-    def land(self) -> None:
-        """Wait until all answers are in their places."""
-        while self._crossing:
-            self._land_first()
+    def flush(self) -> None:
+        """Wait until all copies to the host are complete."""
+        while self._pending:
+            self._complete_first()
 
-    def _over(self, tensor: Tensor) -> Tensor:
+    def _tensor_to_device(self, tensor: Tensor) -> Tensor:
         if not self._by_buffer(tensor):
             return tensor.to(self.device)
         # The points of a chunk are not contiguous in all frames together, but in each of them.
@@ -75,24 +75,24 @@ class Ferry:
             buffer, held = self._buffer(source)
             held.copy_(source)
             target.copy_(held, non_blocking=True)
-            self._crossing.append((self._mark(), buffer, held, None))
+            self._pending.append((self._mark(), buffer, held, None))
         return result
 
     def _by_buffer(self, on_host: Tensor) -> bool:
         return (
-            self.used
+            self.enabled
             and on_host.device.type == "cpu"
             and on_host.dtype == torch.float32
             and on_host.numel() >= self.worthwhile
         )
 
     def _buffer(self, piece: Tensor) -> tuple[Tensor, Tensor]:
-        """A buffer that nothing is under way in, and as much of it as a piece needs."""
+        """A buffer without a pending copy, and a view of it in the shape of a piece."""
         if not self._free and self._made < self.buffers:
             self._made += 1
             self._free.append(torch.empty(self.piece, pin_memory=self.locked))
         while not self._free:
-            self._land_first()
+            self._complete_first()
         buffer = self._free.pop()
         return buffer, buffer[: piece.numel()].view(piece.shape)
 
@@ -103,8 +103,8 @@ class Ferry:
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
-    def _land_first(self) -> None:
-        mark, buffer, held, place = self._crossing.popleft()
+    def _complete_first(self) -> None:
+        mark, buffer, held, place = self._pending.popleft()
         if mark is not None:
             mark.synchronize()
         if place is not None:
@@ -115,7 +115,7 @@ class Ferry:
 def _pieces(
     source: Float[Tensor, "rows columns"], target: Float[Tensor, "rows columns"], most: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both cut alike into pieces of at most so many numbers: several rows, or a part of one."""
+    """Matching pieces of both, of at most `most` numbers: several rows, or a part of one row."""
     rows, columns = source.shape
     wide = min(columns, most)
     high = most // wide

@@ -1,4 +1,4 @@
-"""What a prediction costs, and what the page begins with so that its first answer comes at once.
+"""The sensors and the resolution that the page begins with, so that its first answer comes at once.
 
 Additions and multiplications in matrix products are counted on six small questions. They are a polynomial of second
 degree in the numbers of sensors and of queries, whatever the attention, so that these six say what any other costs.
@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oformer.fields import Field
-from oformer.playground.scenes import Scene
+from oformer.playground.scenes.base import Scene
 from oformer.predict import Predictor
 
 AT_ONCE = 5.5e10  # operations: half a second on two cores, more where the matrices are small
@@ -27,7 +27,7 @@ Count = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class Start:
-    """Which sensors the page begins with, and where it is answered."""
+    """The sensors and the resolution that the page begins with."""
 
     stride: int
     share: float
@@ -37,7 +37,7 @@ class Start:
 
     @property
     def reduced(self) -> bool:
-        """Whether something is left out."""
+        """Whether sensors or queries are left out."""
         return self.operations < self.full
 
 
@@ -48,7 +48,7 @@ class Cost:
         self.predictor = predictor
 
     def __call__(self, sensors: int, queries: int) -> float:
-        """Of so many."""
+        """Operations of a prediction from `sensors` points at `queries` points."""
         return float(self._coefficients @ _powers(sensors, queries))
 
     @cached_property
@@ -56,7 +56,7 @@ class Cost:
         return np.linalg.solve([_powers(*size) for size in SIZES], [self._counted(*size) for size in SIZES])
 
     def _counted(self, sensors: int, queries: int) -> float:
-        """Of all frames, from the first two: each further one costs as much as the second."""
+        """Operations of all frames, from those of the first two: each further frame costs as much as the second."""
         frames = self.predictor.spec.out_times
         first = self._run(sensors, queries, 1)
         return first if frames == 1 else first + (frames - 1) * (self._run(sensors, queries, 2) - first)
@@ -74,7 +74,7 @@ class Cost:
 
 
 def start_of(scene: Scene, count: Count, most: float = AT_ONCE) -> Start:
-    """All sensors at the usual resolution if that comes at once; else the most even choice that does.
+    """All sensors at the default resolution if that comes at once; else the most even choice that does.
 
     Where none does, the least; but all of them where even that would take more than half as long, as where the frames
     to be marched at the nodes of a mesh are what takes its time: fewer sensors make an operator less accurate.
@@ -82,7 +82,7 @@ def start_of(scene: Scene, count: Count, most: float = AT_ONCE) -> Start:
     Args:
         scene: what can be chosen.
         count: operations by sensors and queries.
-        most: so many operations come at once.
+        most: the operations that come at once.
     """
     dim, usual = scene.spec.dim, scene.queries(scene.resolution)
     full = count(scene.sensors, usual)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-import oformer.meshes.library as library
+import oformer.meshes.cache as cache
 from oformer.errors import InputError
 from oformer.files import save_arrays
 from oformer.meshes.airfoil import Naca
-from oformer.meshes.library import DEFAULTS, DEFAULTS_FILE, load_meshes, mesh_of, save_defaults, save_meshes
+from oformer.meshes.cache import DEFAULTS, DEFAULTS_FILE, load_meshes, mesh_of, save_defaults, save_meshes
 from oformer.meshes.shapes import Annulus, Disc, LShape, Square, UShape
 from oformer.meshes.triangles import Mesh
 
@@ -18,11 +18,11 @@ RANDOM = Annulus(0.1 + 0.2 / 3, (0.47, 1 / 1.9))
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """What one test loads, the next one does not see."""
-    monkeypatch.setattr(library, "_loaded", {})
+    monkeypatch.setattr(cache, "_loaded", {})
 
 
 def same(one: Mesh, other: Mesh) -> bool:
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in library.TYPES)
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in cache.TYPES)
 
 
 def test_asking_twice_gives_the_same_object():
@@ -41,7 +41,7 @@ def test_saved_and_loaded_meshes_need_no_mesher(tmp_path, monkeypatch):
 
     for kind in (Annulus, LShape, Square, UShape):
         monkeypatch.setattr(kind, "build", refuse)
-    library._made.cache_clear()
+    cache._made.cache_clear()
     assert set(load_meshes(tmp_path / "meshes.safetensors")) == set(geometries)
     for geometry, mesh in zip(geometries, made, strict=True):
         again = mesh_of(geometry)
@@ -53,7 +53,7 @@ def test_saved_and_loaded_meshes_need_no_mesher(tmp_path, monkeypatch):
 
 def test_the_same_meshes_give_the_same_bytes(tmp_path):
     save_meshes(tmp_path / "one", [RANDOM, Square(4)])
-    library._made.cache_clear()
+    cache._made.cache_clear()
     save_meshes(tmp_path / "two", [Square(4), RANDOM])
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -61,7 +61,7 @@ def test_the_same_meshes_give_the_same_bytes(tmp_path):
 def test_defaults_are_shipped_and_small(monkeypatch):
     assert DEFAULTS_FILE.stat().st_size < 400_000
     assert {type(geometry) for geometry in DEFAULTS} == {Disc, Annulus, LShape, UShape, Naca}
-    monkeypatch.setattr(library, "_made", None)  # to be called by nobody
+    monkeypatch.setattr(cache, "_made", None)  # to be called by nobody
     for geometry in DEFAULTS:
         mesh_of(geometry).check()
 
@@ -70,7 +70,7 @@ def test_defaults_are_shipped_and_small(monkeypatch):
 def test_shipped_meshes_are_those_of_the_mesher(tmp_path):
     """Bit by bit where they were made; elsewhere Qhull may decide a tie otherwise, and little else changes."""
     save_defaults(tmp_path / "again")
-    for geometry, fresh in library._read(tmp_path / "again").items():
+    for geometry, fresh in cache._read(tmp_path / "again").items():
         shipped = mesh_of(geometry)
         border = shipped.marks != 0
         assert len(fresh.points) == pytest.approx(len(shipped.points), rel=0.02)

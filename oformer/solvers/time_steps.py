@@ -1,4 +1,4 @@
-"""When a solver of fixed steps writes its state down."""
+"""The steps at which a solver of fixed time steps records its state."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 from oformer.errors import InputError
 
 
-def whole_steps(times: Sequence[float], dt: float, last: int | None = None) -> list[int]:
+def steps_at(times: Sequence[float], dt: float, last: int | None = None) -> list[int]:
     """The step at which each time falls; each must be a whole number of steps from the start.
 
     Args:

@@ -22,7 +22,7 @@ from oformer.solvers.euler_fv import Flow, free_stream
 
 MACHS, ANGLES = (0.2, 0.35, 0.5, 0.65), (-24.0, -16.0, -8.0, 0.0, 8.0, 16.0, 24.0)
 STREAMS = tuple(itertools.product(MACHS, ANGLES))
-STARTS_FILE = Path(__file__).with_name("starts.safetensors")
+STARTS_FILE = Path(__file__).with_name("airfoil_starts.safetensors")
 
 
 def save_starts(
@@ -30,7 +30,7 @@ def save_starts(
 ) -> None:
     """Solve the first frames of some streams and write the file that comes with the package.
 
-    `python -c "from oformer.playground.starts import save_starts; save_starts()"` takes minutes.
+    `python -c "from oformer.playground.airfoil_starts import save_starts; save_starts()"` takes minutes.
 
     Args:
         path: of the file.

@@ -72,7 +72,7 @@ def load_meshes(path: Path | str) -> tuple[Geometry, ...]:
 def save_defaults(path: Path | str = DEFAULTS_FILE) -> None:
     """Mesh the default geometries afresh and write the file that comes with the package.
 
-    `python -c "from oformer.meshes.library import save_defaults; save_defaults()"`
+    `python -c "from oformer.meshes.cache import save_defaults; save_defaults()"`
     """
     _write(Path(path), {geometry: geometry.build() for geometry in DEFAULTS})
 

@@ -1,4 +1,4 @@
-"""What a prediction costs, and what the page begins with."""
+"""Operations of a prediction, and the sensors and resolution that the page begins with."""
 
 import copy
 import dataclasses
@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from oformer.config import to_json
 from oformer.fields import Field
 from oformer.playground.api import Service
-from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
-from oformer.playground.scenes import Sensors, scene_of
+from oformer.playground.scenes import scene_of
+from oformer.playground.scenes.base import Sensors
+from oformer.playground.starting_resolution import AT_ONCE, Cost, Start, start_of
 from oformer.predict import Predictor
 from oformer.recipes import RECIPES
 from oformer.shipped import zoo_names

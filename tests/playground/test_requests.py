@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from oformer.errors import InputError
-from oformer.playground import wire
-from oformer.playground.wire import (
+from oformer.playground import requests
+from oformer.playground.requests import (
     check_json,
     encoded,
     list_of,
@@ -126,8 +126,8 @@ def array_of(text: str, most: int) -> np.ndarray:
 
 def test_lists_become_arrays(monkeypatch):
     """Also where they are read in pieces that end within a row, and whatever stands around them."""
-    for piece in (1, 3, wire.PIECE):
-        monkeypatch.setattr(wire, "PIECE", piece)
+    for piece in (1, 3, requests.PIECE):
+        monkeypatch.setattr(requests, "PIECE", piece)
         np.testing.assert_array_equal(array_of('{"x": [[1, 2.5], [3, 4]]}', 4), [[1, 2.5], [3, 4]])
         for array in (np.arange(7) / 7, -np.arange(12.0).reshape(4, 3) * 1e-12, np.arange(24).reshape(2, 3, 4)):
             for indent in (None, 1):
@@ -160,7 +160,7 @@ def test_numbers_are_read_in_a_few_times_the_memory_of_their_text():
     try:
         content, lists = parse_arrays(body)
         numbers(content["x"], lists, "x", 100_000)
-        assert tracemalloc.get_traced_memory()[1] < 5 * len(body) + 8 * wire.PIECE
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(body) + 8 * requests.PIECE
     finally:
         tracemalloc.stop()
 

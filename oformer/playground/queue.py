@@ -1,7 +1,7 @@
-"""Work in a line: one job at a time, a few that wait, and a clear no to the rest; and memory with a limit of its own.
+"""Work queues: one job at a time, a few that wait, a clear refusal of the rest; and memory with a limit of its own.
 
 Many requests may come at once, but an operator fills the processor by itself: answering two together makes both late.
-So each kind of work has one thread and a short line before it. What no longer has anybody waiting is not begun.
+So each kind of work has one thread and a short queue. A job that nobody waits for any more is not begun.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Busy(Exception):
-    """The line is full, or the job did not end in time."""
+    """The queue is full, or the job did not end in time."""
 
     def __init__(self, why: str, retry: int):
         """Say so.
@@ -80,7 +80,7 @@ class Room:
             hold(0)
 
 
-class Line:
+class WorkQueue:
     """A thread that does jobs one after another."""
 
     def __init__(self, name: str, *, waiting: int, seconds: float):
@@ -89,7 +89,7 @@ class Line:
         Args:
             name: of the thread.
             waiting: jobs that may wait, besides the one that runs.
-            seconds: the most that a caller waits, standing in line included.
+            seconds: the most that a caller waits, time in the queue included.
         """
         self.waiting, self.seconds = waiting, seconds
         self._tickets: deque[_Ticket] = deque()
@@ -104,11 +104,11 @@ class Line:
         """The result of a job, or the error that it raised.
 
         Args:
-            job: runs in the thread of the line.
+            job: runs in the thread of the queue.
             wanted: asked before the job is begun; nothing is done for someone who has left.
 
         Raises:
-            Busy: the line is full, closed, or too slow. A job that has begun is finished for nobody.
+            Busy: the queue is full, closed, or too slow. A job that has begun is finished for nobody.
         """
         ticket = _Ticket(job, wanted, time.monotonic() + self.seconds)
         with self._changed:
@@ -126,7 +126,7 @@ class Line:
 
     @property
     def retry(self) -> int:
-        """Seconds in which the line will be gone, at least one."""
+        """Seconds in which the queue will be empty, at least one."""
         return max(1, math.ceil(len(self._tickets) * self._usual))
 
     def __len__(self) -> int:
