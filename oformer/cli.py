@@ -344,10 +344,9 @@ class Evaluate:
     def run(self, rest: list[str]) -> int:
         """Measure and print."""
         from oformer.analysis import resolution_sweep
-        from oformer.checkpoint import load_checkpoint
-        from oformer.predict import find_checkpoint
+        from oformer.checkpoint import find_checkpoint, load_checkpoint
         from oformer.training.evaluate import evaluate
-        from oformer.zoo import watched
+        from oformer.zoo.add import watched
 
         _no_more(rest)
         device = _device(self.device)
@@ -400,9 +399,9 @@ class Evaluate:
 
     def _samples(self, recipe: "Recipe", folder: Path, device: str) -> tuple["PointDataset", float | None]:
         """What to measure on, and the error that a card promises there."""
-        from oformer.cards import CARD, read_card
         from oformer.checkpoint import run_of
         from oformer.training.datasets import open_split
+        from oformer.zoo.card import CARD, read_card
 
         own, expected = self.data or _remembered(run_of(folder)), None
         if own is None and self.split == "test" and (folder / CARD).is_file():
@@ -494,7 +493,7 @@ class Plot:
 
     def run(self, rest: list[str]) -> int:
         """Draw and write the pictures."""
-        from oformer.predict import find_checkpoint
+        from oformer.checkpoint import find_checkpoint
         from oformer.report import measure
 
         _no_more(rest)
@@ -512,10 +511,10 @@ class Plot:
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
         """Draw a trained operator that was found by name; what its card says is not measured again."""
-        from oformer.cards import read_card
         from oformer.checkpoint import read_config
         from oformer.report import measure
-        from oformer.results import card_pictures
+        from oformer.zoo.card import read_card
+        from oformer.zoo.table import card_pictures
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder).recipe, self.recipe)
         test = self._test_samples(recipe, None, device)
@@ -573,8 +572,8 @@ class Inspect:
 
     def run(self, rest: list[str]) -> int:
         """Look and print."""
+        from oformer.checkpoint import find_checkpoint
         from oformer.inspection import describe
-        from oformer.predict import find_checkpoint
 
         _no_more(rest)
         named = str(self.file).startswith("zoo:")
@@ -612,9 +611,9 @@ class ZooList:
 
     def run(self, rest: list[str]) -> int:
         """Print the table."""
-        from oformer.cards import headline
-        from oformer.shipped import zoo_folder
-        from oformer.zoo import shipped, size_of
+        from oformer.checkpoint import zoo_folder
+        from oformer.zoo.add import shipped, size_of
+        from oformer.zoo.card import headline
 
         _no_more(rest)
         rows = [
@@ -643,8 +642,7 @@ class ZooShow:
 
     def run(self, rest: list[str]) -> int:
         """Print the page."""
-        from oformer.checkpoint import CARD
-        from oformer.predict import find_checkpoint
+        from oformer.checkpoint import CARD, find_checkpoint
 
         _no_more(rest)
         show((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
@@ -672,8 +670,8 @@ class ZooVerify:
 
     def run(self, rest: list[str]) -> int:
         """Check and print."""
-        from oformer.shipped import zoo_names
-        from oformer.zoo import compare, damage
+        from oformer.checkpoint import zoo_names
+        from oformer.zoo.add import compare, damage
 
         _no_more(rest)
         rows, good = [], True
@@ -722,7 +720,7 @@ class ZooAdd:
 
     def run(self, rest: list[str]) -> int:
         """Measure and write."""
-        from oformer.zoo import add
+        from oformer.zoo.add import add
 
         _no_more(rest)
         folder = add(
@@ -748,7 +746,7 @@ class ZooMeasure:
 
     def run(self, rest: list[str]) -> int:
         """Measure and write."""
-        from oformer.zoo import renew
+        from oformer.zoo.add import renew
 
         _no_more(rest)
         device = _device(self.device)
@@ -776,8 +774,8 @@ class ZooTable:
 
     def run(self, rest: list[str]) -> int:
         """Rewrite both files."""
-        from oformer.results import write_results
-        from oformer.zoo import all_cards, card_folders, write_page
+        from oformer.zoo.add import all_cards, card_folders, write_page
+        from oformer.zoo.table import write_results
 
         _no_more(rest)
         for folder in card_folders(self.runs):
@@ -805,8 +803,8 @@ class Serve:
 
     def run(self, rest: list[str]) -> int:
         """Serve until stopped."""
+        from oformer.checkpoint import zoo_folder, zoo_names
         from oformer.playground.server import serve
-        from oformer.shipped import zoo_folder, zoo_names
 
         _no_more(rest)
         sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())

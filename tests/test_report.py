@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from oformer import analysis, report
-from oformer.checkpoint import load_checkpoint
+from oformer.checkpoint import find_checkpoint, load_checkpoint
 from oformer.errors import InputError
 from oformer.plots.lines import Resolution
 from oformer.plots.page import CAPTIONS
-from oformer.predict import find_checkpoint
 from oformer.training.datasets import train_and_test
 from oformer.training.evaluate import errors, evaluate
 from oformer.training.loop import train

@@ -18,7 +18,30 @@ import torch
 from torch import Tensor
 
 from oformer.analysis import traits
-from oformer.cards import (
+from oformer.checkpoint import CARD as PAGE
+from oformer.checkpoint import (
+    CHECKSUMS,
+    Checkpoint,
+    changed_files,
+    find_checkpoint,
+    load_checkpoint,
+    parameter_count,
+    save_checkpoint,
+    zoo_folder,
+    zoo_names,
+)
+from oformer.config import from_json
+from oformer.errors import InputError
+from oformer.fields import Field
+from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
+from oformer.models import Operator
+from oformer.predict import Predictor
+from oformer.problems import Burgers, NavierStokes
+from oformer.training.datasets import open_fresh_samples, open_test_samples
+from oformer.training.evaluate import Scores, errors, evaluate, summarize
+from oformer.training.journal import JOURNAL, read_journal
+from oformer.training.recipe import Recipe
+from oformer.zoo.card import (
     CARD,
     WITHOUT_EFFECT,
     Averaged,
@@ -32,27 +55,6 @@ from oformer.cards import (
     training_command,
     values_checksum,
 )
-from oformer.checkpoint import CARD as PAGE
-from oformer.checkpoint import (
-    CHECKSUMS,
-    Checkpoint,
-    changed_files,
-    load_checkpoint,
-    parameter_count,
-    save_checkpoint,
-)
-from oformer.config import from_json
-from oformer.errors import InputError
-from oformer.fields import Field
-from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
-from oformer.models import Operator
-from oformer.predict import Predictor, find_checkpoint
-from oformer.problems import Burgers, NavierStokes
-from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_fresh_samples, open_test_samples
-from oformer.training.evaluate import Scores, errors, evaluate, summarize
-from oformer.training.journal import JOURNAL, read_journal
-from oformer.training.recipe import Recipe
 
 TOLERANCE = 0.01  # relative, between a card and the same error measured elsewhere
 LINES = 500  # of training in a journal that is kept; the evaluations are all kept

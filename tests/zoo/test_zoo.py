@@ -15,9 +15,29 @@ import numpy as np
 import pytest
 import torch
 
-from oformer import zoo
 from oformer.analysis import _ranks, traits
-from oformer.cards import (
+from oformer.checkpoint import CHECKSUMS, WEIGHTS, find_checkpoint, load_checkpoint, zoo_folder, zoo_names
+from oformer.cli import _override, main, parse
+from oformer.config import from_json
+from oformer.data.dataset import PointDataset, View
+from oformer.errors import InputError
+from oformer.fields import Card, Field, Sample
+from oformer.files import map_arrays, save_arrays, sha256
+from oformer.meshes.grids import thinning
+from oformer.metrics import relative, squared
+from oformer.models import Operator
+from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
+from oformer.plots import style
+from oformer.predict import Predictor
+from oformer.problems import Burgers, Darcy, Electrostatics
+from oformer.recipes import RECIPES, recipe_named
+from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test, whole_dataset
+from oformer.training.evaluate import Momentum, Scores, errors, evaluate
+from oformer.training.journal import read_journal
+from oformer.training.loop import train
+from oformer.training.recipe import Data, Recipe
+from oformer.zoo import add as zoo
+from oformer.zoo.card import (
     CARD,
     DataRecord,
     Fresh,
@@ -30,32 +50,11 @@ from oformer.cards import (
     read_card,
     training_command,
 )
-from oformer.checkpoint import CHECKSUMS, WEIGHTS, load_checkpoint
-from oformer.cli import _override, main, parse
-from oformer.config import from_json
-from oformer.data.dataset import PointDataset, View
-from oformer.errors import InputError
-from oformer.fields import Card, Field, Sample
-from oformer.files import map_arrays, save_arrays, sha256
-from oformer.meshes.grids import thinning
-from oformer.metrics import relative, squared
-from oformer.models import Operator
-from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
-from oformer.plots import style
-from oformer.predict import Predictor, find_checkpoint
-from oformer.problems import Burgers, Darcy, Electrostatics
-from oformer.recipes import RECIPES, recipe_named
-from oformer.results import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
-from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test, whole_dataset
-from oformer.training.evaluate import Momentum, Scores, errors, evaluate
-from oformer.training.journal import read_journal
-from oformer.training.loop import train
-from oformer.training.recipe import Data, Recipe
+from oformer.zoo.table import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
 from tests.tiny import TINY_FLOW, tiny_recipe
 from tools.record_inputs import INPUT, seen_by
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def seeded(seed: int):
