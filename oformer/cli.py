@@ -345,8 +345,7 @@ class Evaluate:
         """Measure and print."""
         from oformer.analysis import resolution_sweep
         from oformer.checkpoint import find_checkpoint, load_checkpoint
-        from oformer.training.evaluate import evaluate
-        from oformer.zoo.add import watched
+        from oformer.training.evaluate import evaluate, watched
 
         _no_more(rest)
         device = _device(self.device)
@@ -612,7 +611,7 @@ class ZooList:
     def run(self, rest: list[str]) -> int:
         """Print the table."""
         from oformer.checkpoint import zoo_folder
-        from oformer.zoo.add import shipped, size_of
+        from oformer.zoo import shipped, size_of
         from oformer.zoo.card import headline
 
         _no_more(rest)
@@ -671,7 +670,7 @@ class ZooVerify:
     def run(self, rest: list[str]) -> int:
         """Check and print."""
         from oformer.checkpoint import zoo_names
-        from oformer.zoo.add import compare, damage
+        from oformer.zoo.verify import compare, damage
 
         _no_more(rest)
         rows, good = [], True
@@ -774,7 +773,8 @@ class ZooTable:
 
     def run(self, rest: list[str]) -> int:
         """Rewrite both files."""
-        from oformer.zoo.add import all_cards, card_folders, write_page
+        from oformer.zoo import all_cards, card_folders
+        from oformer.zoo.add import write_page
         from oformer.zoo.table import write_results
 
         _no_more(rest)

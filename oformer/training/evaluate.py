@@ -1,7 +1,10 @@
 """One table of errors for a split, in physical units."""
 
+import contextlib
 import dataclasses
 import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,3 +230,29 @@ def _near(momentum: Float[Tensor, "samples 3"], batch: int) -> Momentum:
         relative=share.mean().item(),
         as_released=torch.stack(batches).mean().item(),
     )
+
+
+@contextlib.contextmanager
+def watched(operator: Operator, total: int | None, say: Callable[[str], None], every: float = 10.0) -> Iterator[None]:
+    """Say now and then how many samples an operator has predicted.
+
+    Args:
+        operator: whose calls are counted.
+        total: samples in all, if known.
+        say: told.
+        every: so many seconds.
+    """
+    done, last = 0, time.monotonic()
+
+    def count(module: torch.nn.Module, arguments: Any, values: Tensor) -> None:
+        nonlocal done, last
+        done += len(values)
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            say(f"Predicted {done:,}{f' of {total:,}' if total else ''} samples")
+
+    handle = operator.register_forward_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
