@@ -218,7 +218,7 @@ class Predictor:
         samples = -(-batch // slices)  # of equal slices, so that compiled shapes repeat
         size = chunk or max(1, at_once // samples)
         whole = needed <= room and (independent or chunk is None or chunk >= queries)
-        values = torch.empty((batch, max(times, 0), queries, self.spec.out_channels), device=answer_on)
+        values = torch.empty((batch, times, queries, self.spec.out_channels), device=answer_on)
         for start in range(0, batch, samples):
             chosen = slice(start, start + samples)
             some, asked = _samples(field, chosen), _samples(query, chosen)

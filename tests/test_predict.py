@@ -275,6 +275,8 @@ def test_one_frame_of_training_teaches_no_second(predict, tiny_data):
     with pytest.raises(InputError, match=r"one frame of an operator that was trained on one, got times=3.*next input"):
         predict(tiny_data[0].input, times=3)
     assert predict(tiny_data[0].input, times=1).values.shape[0] == 1
+    with pytest.raises(InputError, match="at least one time step, got times=0"):
+        predict(tiny_data[0].input, times=0)
 
 
 def far(words: str):

@@ -144,7 +144,7 @@ def edited(page: str) -> str:
 
 def descriptions() -> list[dict[str, Any]]:
     """What the page must know of each operator: what the playground is told, and the problem's settings."""
-    service = Service({name: Predictor(f"zoo:{name}", "cpu") for name in zoo_names()})
+    service = Service({name: Predictor(f"zoo:{name}", "cpu", warn=False) for name in zoo_names()})
     models = []
     for name, served in service.models.items():
         if isinstance(served.scene, Curve) and not served.predictor.spec.query_channels:

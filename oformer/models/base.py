@@ -220,6 +220,8 @@ class Operator(nn.Module):
     def horizon(self, times: int | None) -> int:
         """How many frames to predict: as many as in training, or others if it has learned what a step is."""
         own = self.spec.out_times
+        if times is not None and times < 1:
+            raise InputError("at least one time step", f"times={times}", f"Leave it out for the {own} of training")
         if times is not None and times > 1 and own == 1:
             raise InputError(
                 "one frame of an operator that was trained on one",

@@ -41,7 +41,7 @@ def test_pairs_of_points_are_counted_where_attention_looks_at_each(predictors):
     model = dataclasses.replace(checkpoint.operator.model.config, attention="softmax")
     operator = copy.deepcopy(checkpoint.operator)
     operator.model = model.build(operator.spec)
-    predictor = Predictor(dataclasses.replace(checkpoint, operator=operator), "cpu")
+    predictor = Predictor(dataclasses.replace(checkpoint, operator=operator), "cpu", warn=False)
     assert Cost(predictor)(200, 100) == pytest.approx(counted(predictor, 200, 100), rel=1e-9)
     assert Cost(predictor)(20_000, 1) > 1.5 * 100 * Cost(predictor)(200, 1)
 
@@ -79,7 +79,7 @@ def test_no_sensors_are_left_out_for_little():
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_what_is_shipped_begins_with_what_comes_at_once(name):
-    predictor = Predictor(f"zoo:{name}", "cpu")
+    predictor = Predictor(f"zoo:{name}", "cpu", warn=False)
     (served,) = Service({name: predictor}).models.values()
     if served.scene is not None and start_of(served.scene, Cost(predictor), most=1.0).reduced:
         assert served.start.operations <= AT_ONCE
