@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oformer.data.generate import generate
     from oformer.errors import InputError, SolverDiverged, TrainingDiverged
     from oformer.estimator import OperatorRegressor
+    from oformer.experiments.recipes import RECIPES
     from oformer.fields import Batch, Card, Field, Sample, Spec
     from oformer.meshes.voronoi import cell_weights
     from oformer.models.base import Normalization, Operator
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         NavierStokes,
         Problem,
     )
-    from oformer.recipes import RECIPES
     from oformer.training.evaluate import evaluate
     from oformer.training.loop import train
     from oformer.training.recipe import Data, Recipe, Training
@@ -55,7 +55,7 @@ _HOMES = {
         "NavierStokes",
         "Problem",
     ),
-    "oformer.recipes": ("RECIPES",),
+    "oformer.experiments.recipes": ("RECIPES",),
     "oformer.training.evaluate": ("evaluate",),
     "oformer.training.loop": ("train",),
     "oformer.training.recipe": ("Data", "Recipe", "Training"),

@@ -75,7 +75,7 @@ class List:
 
     def run(self, rest: list[str]) -> int:
         """Print the table, or one recipe's settings."""
-        from oformer.recipes import RECIPES, recipe_named
+        from oformer.experiments.recipes import RECIPES, recipe_named
 
         if self.name is not None:
             _override(recipe_named(self.name), [*rest, "--help"], self.name)
@@ -134,9 +134,9 @@ class Generate:
     def run(self, rest: list[str]) -> int:
         """Make the dataset."""
         from oformer.data.generate import estimate, first_and_last, generate
+        from oformer.experiments.recipes import RECIPES, recipe_named
         from oformer.problems import PROBLEMS
         from oformer.problems.navier_stokes import INSTANCES
-        from oformer.recipes import RECIPES, recipe_named
         from oformer.training.datasets import dataset_folder
 
         recipe = recipe_named(self.name) if self.name in RECIPES or ".py" in self.name else None
@@ -273,7 +273,7 @@ class Train:
 
     def recipe(self, rest: list[str]) -> "Recipe":
         """What is trained, with the settings changed that the command line names."""
-        from oformer.recipes import recipe_named
+        from oformer.experiments.recipes import recipe_named
 
         if self.name:
             return _override(recipe_named(self.name), rest, self.name)
@@ -596,7 +596,7 @@ class Demo:
         import torch
 
         from oformer.demo import demo
-        from oformer.recipes import recipe_named
+        from oformer.experiments.recipes import recipe_named
 
         # Its small model is as fast in one thread as in two, and many times faster where others use the same cores.
         torch.set_num_threads(1)
@@ -1194,8 +1194,8 @@ def _shard(text: str | None) -> tuple[int, int]:
 def _recipe_of(content: dict[str, Any] | None, file: str | None = None) -> "Recipe":
     """The recipe that a run or checkpoint holds; `file` makes a problem known that is not one of ours."""
     from oformer.config import from_json
+    from oformer.experiments.recipes import recipe_named
     from oformer.problems import PROBLEMS
-    from oformer.recipes import recipe_named
     from oformer.training.recipe import Recipe
 
     if content is None:

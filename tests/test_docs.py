@@ -13,8 +13,8 @@ import pytest
 
 import oformer
 from oformer.cli import COMMANDS, _override, main, parse
-from oformer.paper import ROWS
-from oformer.recipes import RECIPES, recipe_named
+from oformer.experiments.published import ROWS
+from oformer.experiments.recipes import RECIPES, recipe_named
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

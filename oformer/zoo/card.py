@@ -19,12 +19,12 @@ from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
+from oformer.experiments.published import ROWS, Row
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Card
 from oformer.files import read_json
 from oformer.models import Operator
-from oformer.paper import ROWS, Row
 from oformer.plots.lines import Resolution
-from oformer.recipes import RECIPES
 from oformer.training.evaluate import Scores, evaluate
 from oformer.training.loop import WITHOUT_EFFECT
 from oformer.training.recipe import Recipe

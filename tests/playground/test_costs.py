@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oformer.checkpoint import zoo_names
 from oformer.config import to_json
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Field
 from oformer.playground.api import Service
 from oformer.playground.costs import AT_ONCE, Cost, Start, start_of
 from oformer.playground.scenes import Sensors, scene_of
 from oformer.predict import Predictor
-from oformer.recipes import RECIPES
 from tests.playground.conftest import FAMILIES
 
 

@@ -22,16 +22,16 @@ from oformer.cli import _override, main, parse
 from oformer.config import from_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
+from oformer.experiments.published import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
+from oformer.experiments.recipes import RECIPES, recipe_named
 from oformer.fields import Card, Field, Sample
 from oformer.files import map_arrays, save_arrays, sha256
 from oformer.meshes.grids import thinning
 from oformer.metrics import relative, squared
 from oformer.models import Operator
-from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
 from oformer.plots import style
 from oformer.predict import Predictor
 from oformer.problems import Burgers, Darcy, Electrostatics
-from oformer.recipes import RECIPES, recipe_named
 from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test, whole_dataset
 from oformer.training.evaluate import Momentum, Scores, errors, evaluate, watched
 from oformer.training.journal import read_journal
@@ -734,7 +734,9 @@ def test_the_zoo_is_small_and_whole(monkeypatch):
         assert read_card(zoo_folder() / name).name == name
 
 
-@pytest.mark.parametrize("name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-512-plus", "burgers-2048-plus", "darcy-141"])
+@pytest.mark.parametrize(
+    "name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-512-plus", "burgers-2048-plus", "darcy-141"]
+)
 def test_operators_whose_scale_says_nothing_know_inputs_unlike_those_of_training(name, monkeypatch):
     """And raise no alarm over test samples, neither whole nor at a quarter of their points."""
     monkeypatch.delenv("OFORMER_ZOO", raising=False)
