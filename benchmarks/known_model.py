@@ -31,7 +31,7 @@ from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.experiments.published import ROWS
 from oformer.experiments.recipes import recipe_named
-from oformer.graphs import CudaGraphs
+from oformer.gpu import CudaGraphs
 from oformer.meshes.grids import periodic_grid
 from oformer.problems.navier_stokes import LAWS, NavierStokes
 from oformer.terminal import say

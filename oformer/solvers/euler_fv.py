@@ -48,8 +48,8 @@ from torch.nn.functional import pad
 
 from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
+from oformer.gpu import fused_kernels
 from oformer.solvers.median_dual import MedianDual, median_dual
-from oformer.switches import fused_kernels
 
 GAMMA = 1.4
 GAS_CONSTANT = 287.058  # of air, J/(kg K)

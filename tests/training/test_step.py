@@ -22,7 +22,7 @@ from oformer.data.loader import padded
 from oformer.errors import InputError
 from oformer.experiments.recipes import RECIPES
 from oformer.fields import Batch, Field, Sample, Spec, collate
-from oformer.graphs import CudaGraphs, Work
+from oformer.gpu import CudaGraphs, Work
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.base import autocast_of
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query

@@ -8,24 +8,24 @@ import pytest
 import torch
 
 import oformer
-from oformer import switches
+from oformer import gpu
 
 GPU = torch.device("cuda")
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
+def hopper(monkeypatch, tmp_path):
     """A torch that has a Hopper GPU and lies in a folder; returns where it would bring its assembler."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(switches.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that it is put back afterwards
     monkeypatch.delenv("TRITON_PTXAS_PATH")
     monkeypatch.delenv("OFORMER_FUSED", raising=False)
-    switches._choose_assembler.cache_clear()
+    gpu._choose_assembler.cache_clear()
     yield tmp_path / "bin" / "ptxas"
-    switches._choose_assembler.cache_clear()
+    gpu._choose_assembler.cache_clear()
 
 
 def bring(assembler, mode: int = 0o755) -> None:
@@ -33,32 +33,32 @@ def bring(assembler, mode: int = 0o755) -> None:
     assembler.touch(mode)
 
 
-def test_kernels_are_assembled_by_what_comes_with_torch(gpu):
-    bring(gpu)
-    assert switches.fused_kernels(GPU)
-    assert os.environ["TRITON_PTXAS_PATH"] == str(gpu)
+def test_kernels_are_assembled_by_what_comes_with_torch(hopper):
+    bring(hopper)
+    assert gpu.fused_kernels(GPU)
+    assert os.environ["TRITON_PTXAS_PATH"] == str(hopper)
 
 
-def test_the_choice_of_a_user_stays(gpu, monkeypatch):
-    bring(gpu)
+def test_the_choice_of_a_user_stays(hopper, monkeypatch):
+    bring(hopper)
     monkeypatch.setenv("TRITON_PTXAS_PATH", "/their/ptxas")
-    assert switches.fused_kernels(GPU)
+    assert gpu.fused_kernels(GPU)
     assert os.environ["TRITON_PTXAS_PATH"] == "/their/ptxas"
 
 
-def test_a_torch_without_an_assembler_leaves_it_to_triton(gpu):
-    assert switches.fused_kernels(GPU)
+def test_a_torch_without_an_assembler_leaves_it_to_triton(hopper):
+    assert gpu.fused_kernels(GPU)
     assert "TRITON_PTXAS_PATH" not in os.environ
 
 
-def test_where_kernels_are_not_used_nothing_is_set(gpu, monkeypatch):
-    bring(gpu)
+def test_where_kernels_are_not_used_nothing_is_set(hopper, monkeypatch):
+    bring(hopper)
     monkeypatch.setenv("OFORMER_FUSED", "0")
-    assert not switches.fused_kernels(GPU)
-    assert not switches.fused_kernels(torch.device("cpu"))
+    assert not gpu.fused_kernels(GPU)
+    assert not gpu.fused_kernels(torch.device("cpu"))
     monkeypatch.setenv("OFORMER_FUSED", "1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not switches.fused_kernels(GPU)
+    assert not gpu.fused_kernels(GPU)
     assert "TRITON_PTXAS_PATH" not in os.environ
 
 
