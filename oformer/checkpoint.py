@@ -22,7 +22,7 @@ from oformer.fields import Card, Spec
 from oformer.files import listed, map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
-from oformer.moments import Seen
+from oformer.statistics import Seen
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1

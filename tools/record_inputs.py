@@ -15,7 +15,7 @@ from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.files import read_json, sha256, write_json
 from oformer.meshes.grids import thinning
-from oformer.moments import Seen, SeenSoFar
+from oformer.statistics import Seen, SeenSoFar
 from oformer.training.recipe import Recipe
 from oformer.zoo.card import CARD
 
