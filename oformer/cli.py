@@ -343,9 +343,8 @@ class Evaluate:
 
     def run(self, rest: list[str]) -> int:
         """Measure and print."""
-        from oformer.analysis import resolution_sweep
         from oformer.checkpoint import find_checkpoint, load_checkpoint
-        from oformer.training.evaluate import evaluate, watched
+        from oformer.training.evaluate import evaluate, resolution_sweep, watched
 
         _no_more(rest)
         device = _device(self.device)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from oformer import analysis
 from oformer.cli import COMMANDS, main, parse
 from oformer.data.dataset import PointDataset
 
@@ -282,7 +281,7 @@ def test_evaluate_shows_the_error_before_it_goes_on_to_what_takes_longer(trained
         raise KeyboardInterrupt
 
     monkeypatch.chdir(trained)
-    monkeypatch.setattr(analysis, "resolution_sweep", stopped)
+    monkeypatch.setattr("oformer.training.evaluate.resolution_sweep", stopped)
     assert main(["evaluate", "outputs/burgers-demo", "--device", "cpu"]) == 130
     shown = capsys.readouterr()
     assert "relative L2 error" in shown.out

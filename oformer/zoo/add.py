@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oformer.analysis import traits
 from oformer.checkpoint import CARD as PAGE
 from oformer.checkpoint import (
     CHECKSUMS,
@@ -44,6 +43,7 @@ from oformer.zoo.card import (
     training_command,
     values_checksum,
 )
+from oformer.zoo.traits import traits
 
 LINES = 500  # of training in a journal that is kept; the evaluations are all kept
 

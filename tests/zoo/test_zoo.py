@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from oformer import zoo
-from oformer.analysis import _ranks, traits
 from oformer.checkpoint import CHECKSUMS, WEIGHTS, find_checkpoint, load_checkpoint, zoo_folder, zoo_names
 from oformer.cli import _override, main, parse
 from oformer.config import from_json
@@ -53,6 +52,7 @@ from oformer.zoo.card import (
     training_command,
 )
 from oformer.zoo.table import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
+from oformer.zoo.traits import _ranks, traits
 from tests.tiny import TINY_FLOW, tiny_recipe
 from tools.record_inputs import INPUT, seen_by
 
