@@ -523,9 +523,9 @@ def test_few_samples_make_the_pictures_and_the_card_the_curves(here, work, capsy
     run = ["plot", str(work / "seed1"), "--datasets", str(work / "datasets"), "--out", "drawn"]
     assert main([*run, *arguments]) == 0
     assert "best of 2" in {axis.get_title("left") for axis in figures["predictions"].axes}
-    for wrong, expected in (("0", "a number of at least 1 for `--samples`"), ("5", "1 to 4 test samples")):
+    for wrong, words in (("0", "a number of at least 1 for `--samples`"), ("5", "1 to 4 test samples")):
         assert main(["plot", "zoo:tiny", "--samples", wrong, "--device", "cpu"]) == 2
-        assert expected in capsys.readouterr().err
+        assert words in capsys.readouterr().err
 
 
 def test_adding_by_the_command_line(here, work, capsys):
