@@ -1,7 +1,7 @@
 """Everything about the package is in pyproject.toml but one step: the trained operators of zoo/ go into the wheel.
 
 They lie at the root of the repository, where people look for them, and inside the installed package, where
-`oformer.shipped` finds them.
+`oformer.checkpoint` finds them.
 """
 
 import shutil

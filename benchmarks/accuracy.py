@@ -32,8 +32,8 @@ import torch
 from run import HERE, PRECISIONS, check_counts, chosen_device, in_process, machine, read_rows, to_csv
 
 from oformer.errors import InputError
+from oformer.experiments.recipes import recipe_named
 from oformer.files import write_text
-from oformer.recipes import recipe_named
 from oformer.terminal import say, table
 from oformer.training.datasets import open_data, train_and_test
 from oformer.training.journal import read_journal

@@ -29,11 +29,11 @@ from torch.nn import functional as F
 
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
-from oformer.graphs import CudaGraphs
+from oformer.experiments.published import ROWS
+from oformer.experiments.recipes import recipe_named
+from oformer.gpu import CudaGraphs
 from oformer.meshes.grids import periodic_grid
-from oformer.paper import ROWS
 from oformer.problems.navier_stokes import LAWS, NavierStokes
-from oformer.recipes import recipe_named
 from oformer.terminal import say
 from oformer.training.datasets import open_data, train_and_test
 

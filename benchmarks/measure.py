@@ -22,12 +22,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from oformer.checkpoint import Checkpoint
+from oformer.experiments.recipes import recipe_named
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.meshes.grids import periodic_grid
 from oformer.models import Operator
 from oformer.models.base import autocast_of
 from oformer.predict import Predictor
-from oformer.recipes import recipe_named
 from oformer.training.optimizers import Descent
 from oformer.training.recipe import Recipe, Training
 from oformer.training.step import Stepper

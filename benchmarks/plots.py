@@ -18,6 +18,7 @@ from accuracy import HEADS, RESULTS, WORDS, Result, lines, places
 from run import FITTED, HERE, Kernel, Row, exponent, read_rows
 
 from oformer.errors import InputError
+from oformer.experiments.recipes import recipe_named
 from oformer.files import write_text
 from oformer.plots.style import (
     MUTED,
@@ -30,7 +31,6 @@ from oformer.plots.style import (
     save_figure,
     styled,
 )
-from oformer.recipes import recipe_named
 from oformer.training.recipe import Recipe
 
 PAGE = HERE.parent / "docs" / "performance.md"

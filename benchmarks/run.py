@@ -30,8 +30,8 @@ import torch
 from measure import SECTIONS, Case
 
 from oformer.errors import InputError
+from oformer.experiments.recipes import recipe_named
 from oformer.files import write_text
-from oformer.recipes import recipe_named
 from oformer.training.step import used_precision
 
 HERE = Path(__file__).resolve().parent

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 
+from oformer.gpu import fused_kernels
 from oformer.problems import Burgers, Darcy
 from oformer.problems.navier_stokes import INSTANCES
 from oformer.solvers.vorticity_spectral import FUSED_SIZES, Scheme, solve
-from oformer.switches import fused_kernels
 
 
 def seconds_each(work: Callable[[], object], device: torch.device, budget: float) -> float:

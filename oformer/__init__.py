@@ -8,31 +8,41 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from oformer.checkpoint import load_checkpoint, save_checkpoint
-    from oformer.data.dataset import PointDataset, View
-    from oformer.data.generate import generate
-    from oformer.errors import InputError, SolverDiverged, TrainingDiverged
-    from oformer.estimator import OperatorRegressor
-    from oformer.fields import Batch, Card, Field, Sample, Spec
-    from oformer.meshes.voronoi import cell_weights
-    from oformer.models.base import Normalization, Operator
-    from oformer.models.oformer import OFormer, OFormerConfig
-    from oformer.predict import Predictor
-    from oformer.problems import (
-        PROBLEMS,
-        Airfoil,
-        Burgers,
-        Darcy,
-        Electrostatics,
-        Magnetostatics,
-        NavierStokes,
-        Problem,
-    )
-    from oformer.recipes import RECIPES
-    from oformer.training.evaluate import evaluate
-    from oformer.training.loop import train
-    from oformer.training.recipe import Data, Recipe, Training
+if TYPE_CHECKING:  # to type checkers, `as` marks a name as public
+    from oformer.checkpoint import load_checkpoint as load_checkpoint
+    from oformer.checkpoint import save_checkpoint as save_checkpoint
+    from oformer.data.dataset import PointDataset as PointDataset
+    from oformer.data.dataset import View as View
+    from oformer.data.generate import generate as generate
+    from oformer.errors import InputError as InputError
+    from oformer.errors import SolverDiverged as SolverDiverged
+    from oformer.errors import TrainingDiverged as TrainingDiverged
+    from oformer.estimator import OperatorRegressor as OperatorRegressor
+    from oformer.experiments.recipes import RECIPES as RECIPES
+    from oformer.fields import Batch as Batch
+    from oformer.fields import Card as Card
+    from oformer.fields import Field as Field
+    from oformer.fields import Sample as Sample
+    from oformer.fields import Spec as Spec
+    from oformer.meshes.voronoi import cell_weights as cell_weights
+    from oformer.models.base import Normalization as Normalization
+    from oformer.models.base import Operator as Operator
+    from oformer.models.oformer import OFormer as OFormer
+    from oformer.models.oformer import OFormerConfig as OFormerConfig
+    from oformer.predict import Predictor as Predictor
+    from oformer.problems import PROBLEMS as PROBLEMS
+    from oformer.problems import Airfoil as Airfoil
+    from oformer.problems import Burgers as Burgers
+    from oformer.problems import Darcy as Darcy
+    from oformer.problems import Electrostatics as Electrostatics
+    from oformer.problems import Magnetostatics as Magnetostatics
+    from oformer.problems import NavierStokes as NavierStokes
+    from oformer.problems import Problem as Problem
+    from oformer.training.evaluate import evaluate as evaluate
+    from oformer.training.loop import train as train
+    from oformer.training.recipe import Data as Data
+    from oformer.training.recipe import Recipe as Recipe
+    from oformer.training.recipe import Training as Training
 
 _HOMES = {
     "oformer.checkpoint": ("load_checkpoint", "save_checkpoint"),
@@ -40,6 +50,7 @@ _HOMES = {
     "oformer.data.generate": ("generate",),
     "oformer.errors": ("InputError", "SolverDiverged", "TrainingDiverged"),
     "oformer.estimator": ("OperatorRegressor",),
+    "oformer.experiments.recipes": ("RECIPES",),
     "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec"),
     "oformer.meshes.voronoi": ("cell_weights",),
     "oformer.models.base": ("Normalization", "Operator"),
@@ -55,49 +66,13 @@ _HOMES = {
         "NavierStokes",
         "Problem",
     ),
-    "oformer.recipes": ("RECIPES",),
     "oformer.training.evaluate": ("evaluate",),
     "oformer.training.loop": ("train",),
     "oformer.training.recipe": ("Data", "Recipe", "Training"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "PROBLEMS",
-    "RECIPES",
-    "Airfoil",
-    "Batch",
-    "Burgers",
-    "Card",
-    "Darcy",
-    "Data",
-    "Electrostatics",
-    "Field",
-    "InputError",
-    "Magnetostatics",
-    "NavierStokes",
-    "Normalization",
-    "OFormer",
-    "OFormerConfig",
-    "Operator",
-    "OperatorRegressor",
-    "PointDataset",
-    "Predictor",
-    "Problem",
-    "Recipe",
-    "Sample",
-    "SolverDiverged",
-    "Spec",
-    "Training",
-    "TrainingDiverged",
-    "View",
-    "cell_weights",
-    "evaluate",
-    "generate",
-    "load_checkpoint",
-    "save_checkpoint",
-    "train",
-]
+if not TYPE_CHECKING:  # they understand only a list that is written out
+    __all__ = sorted(_HOME_OF)
 
 try:
     __version__ = version("oformer")
@@ -112,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_HOME_OF])

@@ -4,6 +4,7 @@ It is rebuilt from its model configuration and its spec alone, so using one runs
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +17,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from oformer.config import from_json, to_json
-from oformer.errors import InputError
+from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
 from oformer.files import listed, map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
 from oformer.models import MODELS, Normalization, Operator
 from oformer.models.chunked import InChunks
-from oformer.moments import Seen
+from oformer.statistics import Seen
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 # Both hold the SHA-256 of files beside them under the key `files`: the first one in any checkpoint, the second one in
-# the zoo (`cards.py`), where it lists the journals too.
+# the zoo (`zoo/card.py`), where it lists the journals too.
 CHECKSUMS, MODEL_CARD = "checksums.json", "card.json"
 EDITED = "The file is damaged, was edited by hand, or was written by another version"
 
@@ -406,3 +407,42 @@ def model_card(checkpoint: Checkpoint) -> str:
         "Values are in physical units; the normalization is part of the weights. MIT licence.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def zoo_folder() -> Path:
+    """The folder of trained operators: inside an installed package, `zoo/` beside it in a checkout.
+
+    The environment variable OFORMER_ZOO names another one.
+    """
+    chosen, inside = os.environ.get("OFORMER_ZOO"), Path(__file__).parent / "weights"
+    if chosen:
+        return Path(chosen)
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "zoo"
+
+
+def zoo_names() -> list[str]:
+    """The names of those that are there."""
+    return sorted(path.parent.name for path in zoo_folder().glob(f"*/{CONFIG}"))
+
+
+def find_checkpoint(source: str | Path) -> Path:
+    """The checkpoint folder that is meant: itself, the newest of a run, or a trained operator by NAME or zoo:NAME."""
+    folder, name = Path(source), str(source).removeprefix("zoo:")
+    asked = name != str(source)  # for the zoo alone, whatever folders there are
+    if (asked or not folder.is_dir()) and name in zoo_names():
+        return zoo_folder() / name
+    if asked and zoo_names():
+        raise unknown_name("trained operator", name, zoo_names())
+    if asked or not folder.is_dir():
+        raise InputError(
+            "a run folder, a checkpoint folder or the name of a trained operator",
+            f"`{source}`, which is none",
+            "Train one with `oformer train`, check the path, or choose: "
+            + (", ".join(zoo_names()) or "none is here yet"),
+        )
+    if (folder / CONFIG).is_file():
+        return folder
+    found = checkpoints(folder)
+    if not found:
+        raise InputError(f"a checkpoint in {folder}", "none yet", "Train longer, or give another folder")
+    return found[-1]

@@ -75,7 +75,7 @@ class List:
 
     def run(self, rest: list[str]) -> int:
         """Print the table, or one recipe's settings."""
-        from oformer.recipes import RECIPES, recipe_named
+        from oformer.experiments.recipes import RECIPES, recipe_named
 
         if self.name is not None:
             _override(recipe_named(self.name), [*rest, "--help"], self.name)
@@ -134,9 +134,9 @@ class Generate:
     def run(self, rest: list[str]) -> int:
         """Make the dataset."""
         from oformer.data.generate import estimate, first_and_last, generate
+        from oformer.experiments.recipes import RECIPES, recipe_named
         from oformer.problems import PROBLEMS
         from oformer.problems.navier_stokes import INSTANCES
-        from oformer.recipes import RECIPES, recipe_named
         from oformer.training.datasets import dataset_folder
 
         recipe = recipe_named(self.name) if self.name in RECIPES or ".py" in self.name else None
@@ -273,7 +273,7 @@ class Train:
 
     def recipe(self, rest: list[str]) -> "Recipe":
         """What is trained, with the settings changed that the command line names."""
-        from oformer.recipes import recipe_named
+        from oformer.experiments.recipes import recipe_named
 
         if self.name:
             return _override(recipe_named(self.name), rest, self.name)
@@ -343,11 +343,8 @@ class Evaluate:
 
     def run(self, rest: list[str]) -> int:
         """Measure and print."""
-        from oformer.analysis import resolution_sweep
-        from oformer.checkpoint import load_checkpoint
-        from oformer.predict import find_checkpoint
-        from oformer.training.evaluate import evaluate
-        from oformer.zoo import watched
+        from oformer.checkpoint import find_checkpoint, load_checkpoint
+        from oformer.training.evaluate import evaluate, resolution_sweep, watched
 
         _no_more(rest)
         device = _device(self.device)
@@ -400,9 +397,9 @@ class Evaluate:
 
     def _samples(self, recipe: "Recipe", folder: Path, device: str) -> tuple["PointDataset", float | None]:
         """What to measure on, and the error that a card promises there."""
-        from oformer.cards import CARD, read_card
         from oformer.checkpoint import run_of
         from oformer.training.datasets import open_split
+        from oformer.zoo.card import CARD, read_card
 
         own, expected = self.data or _remembered(run_of(folder)), None
         if own is None and self.split == "test" and (folder / CARD).is_file():
@@ -494,7 +491,7 @@ class Plot:
 
     def run(self, rest: list[str]) -> int:
         """Draw and write the pictures."""
-        from oformer.predict import find_checkpoint
+        from oformer.checkpoint import find_checkpoint
         from oformer.report import measure
 
         _no_more(rest)
@@ -512,10 +509,10 @@ class Plot:
 
     def _draw_shipped(self, folder: Path, device: str) -> int:
         """Draw a trained operator that was found by name; what its card says is not measured again."""
-        from oformer.cards import read_card
         from oformer.checkpoint import read_config
         from oformer.report import measure
-        from oformer.results import card_pictures
+        from oformer.zoo.card import read_card
+        from oformer.zoo.table import card_pictures
 
         card, recipe = read_card(folder), _recipe_of(read_config(folder).recipe, self.recipe)
         test = self._test_samples(recipe, None, device)
@@ -573,8 +570,8 @@ class Inspect:
 
     def run(self, rest: list[str]) -> int:
         """Look and print."""
+        from oformer.checkpoint import find_checkpoint
         from oformer.inspection import describe
-        from oformer.predict import find_checkpoint
 
         _no_more(rest)
         named = str(self.file).startswith("zoo:")
@@ -598,7 +595,7 @@ class Demo:
         import torch
 
         from oformer.demo import demo
-        from oformer.recipes import recipe_named
+        from oformer.experiments.recipes import recipe_named
 
         # Its small model is as fast in one thread as in two, and many times faster where others use the same cores.
         torch.set_num_threads(1)
@@ -612,9 +609,9 @@ class ZooList:
 
     def run(self, rest: list[str]) -> int:
         """Print the table."""
-        from oformer.cards import headline
-        from oformer.shipped import zoo_folder
+        from oformer.checkpoint import zoo_folder
         from oformer.zoo import shipped, size_of
+        from oformer.zoo.card import headline
 
         _no_more(rest)
         rows = [
@@ -643,8 +640,7 @@ class ZooShow:
 
     def run(self, rest: list[str]) -> int:
         """Print the page."""
-        from oformer.checkpoint import CARD
-        from oformer.predict import find_checkpoint
+        from oformer.checkpoint import CARD, find_checkpoint
 
         _no_more(rest)
         show((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
@@ -672,8 +668,8 @@ class ZooVerify:
 
     def run(self, rest: list[str]) -> int:
         """Check and print."""
-        from oformer.shipped import zoo_names
-        from oformer.zoo import compare, damage
+        from oformer.checkpoint import zoo_names
+        from oformer.zoo.verify import compare, damage
 
         _no_more(rest)
         rows, good = [], True
@@ -722,7 +718,7 @@ class ZooAdd:
 
     def run(self, rest: list[str]) -> int:
         """Measure and write."""
-        from oformer.zoo import add
+        from oformer.zoo.add import add
 
         _no_more(rest)
         folder = add(
@@ -748,7 +744,7 @@ class ZooMeasure:
 
     def run(self, rest: list[str]) -> int:
         """Measure and write."""
-        from oformer.zoo import renew
+        from oformer.zoo.add import renew
 
         _no_more(rest)
         device = _device(self.device)
@@ -776,8 +772,9 @@ class ZooTable:
 
     def run(self, rest: list[str]) -> int:
         """Rewrite both files."""
-        from oformer.results import write_results
-        from oformer.zoo import all_cards, card_folders, write_page
+        from oformer.zoo import all_cards, card_folders
+        from oformer.zoo.add import write_page
+        from oformer.zoo.table import write_results
 
         _no_more(rest)
         for folder in card_folders(self.runs):
@@ -805,8 +802,8 @@ class Serve:
 
     def run(self, rest: list[str]) -> int:
         """Serve until stopped."""
+        from oformer.checkpoint import zoo_folder, zoo_names
         from oformer.playground.server import serve
-        from oformer.shipped import zoo_folder, zoo_names
 
         _no_more(rest)
         sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
@@ -1196,8 +1193,8 @@ def _shard(text: str | None) -> tuple[int, int]:
 def _recipe_of(content: dict[str, Any] | None, file: str | None = None) -> "Recipe":
     """The recipe that a run or checkpoint holds; `file` makes a problem known that is not one of ours."""
     from oformer.config import from_json
+    from oformer.experiments.recipes import recipe_named
     from oformer.problems import PROBLEMS
-    from oformer.recipes import recipe_named
     from oformer.training.recipe import Recipe
 
     if content is None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from oformer.analysis import resolution_sweep
 from oformer.report import write_report
 from oformer.terminal import say, table
 from oformer.training.datasets import open_data, train_and_test
+from oformer.training.evaluate import resolution_sweep
 from oformer.training.loop import train
 from oformer.training.recipe import Recipe
 

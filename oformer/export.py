@@ -27,13 +27,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer import __version__
-from oformer.checkpoint import Checkpoint, load_checkpoint
+from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from oformer.config import to_json
 from oformer.errors import InputError
 from oformer.fields import Field, check_finite
 from oformer.files import write_bytes
 from oformer.models import Operator
-from oformer.predict import find_checkpoint
 
 FORMAT = "oformer-export"
 VERSION = 1

@@ -3,6 +3,9 @@
 All of them ignore padding, because a padded point has weight zero.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,3 +27,13 @@ def relative_l2(prediction: Values, target: Values, weights: Weights) -> Float[T
 def relative(error: Float[Tensor, "*any"], size: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     """The ratio of two norms from their squares, finite where the size is zero."""
     return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The error of an operator at one number of input points."""
+
+    label: str
+    points: int
+    error: float
+    kind: Literal["trained", "resolution", "sparse"]

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
-from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_name
+from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from oformer.errors import InputError, OutOfMemory, OutsideTraining
 from oformer.fields import Field, Spec, as_tensor, check_field, check_finite, count_not_finite, how_to_turn
 from oformer.files import load_npz
 from oformer.meshes.grids import periodic_grid
@@ -19,7 +19,6 @@ from oformer.models.base import Precision, autocast_of, products_in, rollout
 from oformer.models.chunked import answered_in_chunks, answered_in_turn
 from oformer.models.pinned_copy import PinnedCopy
 from oformer.nn.rotary import once_per_grid
-from oformer.shipped import zoo_folder, zoo_names
 
 # Points, times samples, that are computed at once even where memory has room for more: more would gain little time.
 TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 1_048_576
@@ -321,26 +320,3 @@ def _free_gb(device: torch.device) -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return FREE_OF_CPU * float(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) / 2**20
     return UNKNOWN_GB
-
-
-def find_checkpoint(source: str | Path) -> Path:
-    """The checkpoint folder that is meant: itself, the newest of a run, or a trained operator by NAME or zoo:NAME."""
-    folder, name = Path(source), str(source).removeprefix("zoo:")
-    asked = name != str(source)  # for the zoo alone, whatever folders there are
-    if (asked or not folder.is_dir()) and name in zoo_names():
-        return zoo_folder() / name
-    if asked and zoo_names():
-        raise unknown_name("trained operator", name, zoo_names())
-    if asked or not folder.is_dir():
-        raise InputError(
-            "a run folder, a checkpoint folder or the name of a trained operator",
-            f"`{source}`, which is none",
-            "Train one with `oformer train`, check the path, or choose: "
-            + (", ".join(zoo_names()) or "none is here yet"),
-        )
-    if (folder / CONFIG).is_file():
-        return folder
-    found = checkpoints(folder)
-    if not found:
-        raise InputError(f"a checkpoint in {folder}", "none yet", "Train longer, or give another folder")
-    return found[-1]

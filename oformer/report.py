@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from oformer.analysis import resolution_sweep
 from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field
+from oformer.metrics import Resolution
 from oformer.plots import lines, maps, page, style
-from oformer.plots.lines import Panel, Resolution
+from oformer.plots.lines import Panel
 from oformer.predict import Predictor
-from oformer.training.evaluate import Errors, errors, summarize
+from oformer.training.evaluate import Errors, errors, resolution_sweep, summarize
 from oformer.training.journal import read_journal
 
 if TYPE_CHECKING:

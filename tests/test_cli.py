@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from oformer import analysis
 from oformer.cli import COMMANDS, main, parse
 from oformer.data.dataset import PointDataset
 
@@ -133,7 +132,7 @@ def test_a_prediction_does_not_load_the_compiler():
 
 
 def test_list_shows_every_recipe_with_its_size(capsys):
-    from oformer.recipes import RECIPES
+    from oformer.experiments.recipes import RECIPES
 
     assert main(["list"]) == 0
     shown = capsys.readouterr().out
@@ -282,7 +281,7 @@ def test_evaluate_shows_the_error_before_it_goes_on_to_what_takes_longer(trained
         raise KeyboardInterrupt
 
     monkeypatch.chdir(trained)
-    monkeypatch.setattr(analysis, "resolution_sweep", stopped)
+    monkeypatch.setattr("oformer.training.evaluate.resolution_sweep", stopped)
     assert main(["evaluate", "outputs/burgers-demo", "--device", "cpu"]) == 130
     shown = capsys.readouterr()
     assert "relative L2 error" in shown.out
@@ -439,7 +438,7 @@ def test_help_is_that_of_the_recipe_where_one_is_named_and_of_the_command_elsewh
 def test_a_switch_of_a_recipe_takes_a_truth_or_none(written, value):
     """As other programs write it too, with the argument behind it left alone."""
     from oformer.cli import _override
-    from oformer.recipes import recipe_named
+    from oformer.experiments.recipes import recipe_named
 
     recipe = recipe_named("burgers-demo")
     recipe = replace(recipe, training=replace(recipe.training, recompute=not value))

@@ -8,7 +8,7 @@ import pytest
 
 from oformer.data.dataset import View
 from oformer.demo import demo
-from oformer.recipes import recipe_named
+from oformer.experiments.recipes import recipe_named
 from oformer.training.journal import read_journal
 from tests.tiny import tiny_recipe
 

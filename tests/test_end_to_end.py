@@ -8,12 +8,12 @@ import torch
 
 from oformer.data.dataset import View
 from oformer.errors import InputError
+from oformer.experiments.recipes import recipe_named
 from oformer.fields import Batch, collate
 from oformer.meshes.airfoil import Naca
 from oformer.models import Operator
 from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics
 from oformer.problems.navier_stokes import INSTANCES
-from oformer.recipes import recipe_named
 from oformer.report import write_report
 from oformer.solvers.euler_fv import Numerics
 from oformer.training.datasets import open_data, train_and_test

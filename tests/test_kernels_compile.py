@@ -19,7 +19,7 @@ MODEL = """
 from oformer.fields import Field
 from oformer.nn.rollout_kernels import Chain, march
 from oformer.nn.rotary_kernels import turns
-from oformer.recipes import recipe_named
+from oformer.experiments.recipes import recipe_named
 
 recipe = recipe_named("ns2-part")
 spec = recipe.data_spec()

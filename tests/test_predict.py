@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from oformer.checkpoint import Checkpoint, save_checkpoint
+from oformer.checkpoint import Checkpoint, find_checkpoint, save_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining
 from oformer.fields import Field, collate
 from oformer.models import Operator
-from oformer.predict import HELD, Predictor, find_checkpoint, read_field
+from oformer.predict import HELD, Predictor, read_field
 from tests.tiny import tiny_recipe
 
 

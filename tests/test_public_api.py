@@ -1,5 +1,6 @@
 """The front door: what it promises is there, and the GPU path needs nothing that a bare GPU machine lacks."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -20,6 +21,12 @@ def test_every_promised_name_is_there_and_documented():
         if callable(thing):
             assert thing.__doc__, name
     assert set(oformer.__all__) <= set(dir(oformer))
+
+
+def test_type_checkers_see_the_names_that_are_imported_when_first_used():
+    block = next(node for node in ast.parse(Path(oformer.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = [(line.module, name.name, name.asname) for line in block.body for name in line.names]
+    assert sorted(seen) == sorted((home, name, name) for home, names in oformer._HOMES.items() for name in names)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from oformer.cli import _override, parse
+from oformer.experiments.recipes import recipe_named
 from oformer.nn.attention import KINDS
 from oformer.problems import PROBLEMS
-from oformer.recipes import recipe_named
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

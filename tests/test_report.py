@@ -5,14 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from oformer import analysis, report
-from oformer.checkpoint import load_checkpoint
+from oformer import report
+from oformer.checkpoint import find_checkpoint, load_checkpoint
 from oformer.errors import InputError
-from oformer.plots.lines import Resolution
+from oformer.metrics import Resolution
 from oformer.plots.page import CAPTIONS
-from oformer.predict import find_checkpoint
 from oformer.training.datasets import train_and_test
-from oformer.training.evaluate import errors, evaluate
+from oformer.training.evaluate import errors, evaluate, resolution_sweep
 from oformer.training.loop import train
 from tests.tiny import tiny_recipe
 
@@ -30,7 +29,7 @@ def test_the_page_shows_the_errors_of_the_run(run):
     folder, test = run
     page = report.write_report(folder, test, device="cpu").read_text()
     operator = load_checkpoint(find_checkpoint(folder)).operator
-    for row in analysis.resolution_sweep(operator, test):
+    for row in resolution_sweep(operator, test):
         assert row.label in page
         assert f"{row.error:.3%}" in page
     assert page.count("data:image") == 3  # curves, predictions, errors by resolution
@@ -40,7 +39,7 @@ def test_each_view_of_the_test_split_is_predicted_once(run, monkeypatch):
     folder, test = run
     seen = []
     monkeypatch.setattr(report, "errors", lambda *a: seen.append("as trained") or errors(*a))
-    monkeypatch.setattr(analysis, "evaluate", lambda *a: seen.append(a[1].view) or evaluate(*a))
+    monkeypatch.setattr("oformer.training.evaluate.evaluate", lambda *a: seen.append(a[1].view) or evaluate(*a))
     report.write_report(folder, test, device="cpu")
     assert seen[0] == "as trained"
     assert [(view.points, view.keep) for view in seen[1:]] == [((16,), 1.0), ((64,), 1.0), ((32,), 0.3)]

@@ -11,7 +11,7 @@ import pytest
 from oformer.cli import main
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
-from oformer.recipes import recipe_named
+from oformer.experiments.recipes import recipe_named
 from oformer.scaffold import TEMPLATE, new_project
 from oformer.training.recipe import Recipe
 

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from oformer.checkpoint import zoo_names
 from oformer.errors import InputError
 from oformer.export import export, verify
 from oformer.files import write_bytes, write_json, write_text
@@ -29,7 +30,6 @@ from oformer.playground.api import Service
 from oformer.playground.scenes.burgers import Curve
 from oformer.predict import Predictor
 from oformer.problems.burgers import LAW, LENGTH
-from oformer.shipped import zoo_names
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "docs" / "live"

@@ -9,16 +9,15 @@ is recorded already is written again, the same.
 import sys
 from pathlib import Path
 
-from oformer.cards import CARD
-from oformer.checkpoint import CONFIG
+from oformer.checkpoint import CONFIG, find_checkpoint
 from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Field
 from oformer.files import read_json, sha256, write_json
 from oformer.meshes.grids import thinning
-from oformer.moments import Seen, SeenSoFar
-from oformer.predict import find_checkpoint
+from oformer.statistics import Seen, SeenSoFar
 from oformer.training.recipe import Recipe
+from oformer.zoo.card import CARD
 
 INPUT = {"burgers": "initial", "darcy": "coefficient"}  # what is drawn, of problems where that is the input
 BATCH = 32

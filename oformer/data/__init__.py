@@ -3,8 +3,8 @@
 from oformer.data.dataset import PointDataset, View
 from oformer.data.generate import estimate, generate
 from oformer.data.loader import Loader
-from oformer.data.statistics import ChannelStatistics, Statistics, measure
 from oformer.data.store import Store
+from oformer.statistics import ChannelStatistics, Statistics, measure
 
 __all__ = [
     "ChannelStatistics",

@@ -17,13 +17,13 @@ from oformer import files
 from oformer.data.arrays import Arrays, check_codes, samples_of
 from oformer.data.layout import Storage
 from oformer.data.manifest import Splits
-from oformer.data.statistics import Statistics, measure
 from oformer.data.store import Store, check_grid
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field, Sample, Spec, check_field, check_sample
 from oformer.meshes.grids import thinning
 from oformer.meshes.subsets import keep_points, usual_weights
 from oformer.seeds import torch_generator
+from oformer.statistics import Statistics, measure
 
 
 @runtime_checkable

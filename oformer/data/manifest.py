@@ -12,9 +12,9 @@ import numpy as np
 
 from oformer import config, files
 from oformer.data.layout import Storage
-from oformer.data.statistics import Statistics
 from oformer.errors import InputError
 from oformer.fields import Card, Spec
+from oformer.statistics import Statistics
 
 FORMAT = "oformer dataset"
 VERSION = 1

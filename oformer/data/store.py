@@ -39,9 +39,9 @@ from oformer.data.manifest import (
     refuse_other,
     write_manifest,
 )
-from oformer.data.statistics import Statistics, measure
 from oformer.errors import InputError
 from oformer.fields import Card, Sample, Spec, check_finite, check_sample
+from oformer.statistics import Statistics, measure
 
 SHARED = "shared.safetensors"
 ABANDONED = 600.0  # a file untouched for so many seconds is not being written by another process

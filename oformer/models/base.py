@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Field, Sample, Spec, check_field
-from oformer.moments import Moments, Seen, SeenSoFar, mean_and_spread
 from oformer.nn.feedforward import in_full
 from oformer.nn.normalizer import GridNormalizer, Normalizer
 from oformer.nn.rotary import expanded, once_per_grid
+from oformer.statistics import Moments, Seen, SeenSoFar, mean_and_spread
 
 # float32: as it says; tf32: float32 with 10 bits of the factors in products; float16: products and activations with 10
 # bits, and losses scaled so that gradients stay in its range; bfloat16: the same with 7 bits and the range of float32.

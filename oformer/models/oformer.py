@@ -1,7 +1,7 @@
 """OFormer: encode the input points, query anywhere, march in latent time, decode each point (paper, section 3).
 
 One class serves the six problem families of the paper; what differs between them is configuration. The layouts of the
-released code, down to the number of parameters, are the recipes of `oformer/recipes.py`.
+released code, down to the number of parameters, are the recipes of `oformer/experiments/recipes.py`.
 
 Differs from the paper, as the released code does: propagator and decoder see the coordinates again, the propagator has
 a pre-norm and a residual, some encoders end in two layers, and irregular problems let the queries talk to each other

@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from oformer.switches import kernels_on
+from oformer.gpu import kernels_on
 
 Shapes = tuple[tuple[int, int], ...]  # of matrices (out, in)
 

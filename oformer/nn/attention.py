@@ -25,9 +25,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
+from oformer.gpu import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
 from oformer.nn.rotary import Rotary, Tables, expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
-from oformer.switches import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oformer.switches import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
+from oformer.gpu import constant_when_compiling, exporting, kernels_on, rounded_products, type_of_products
 
 Activation = Literal["gelu", "relu"]
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}

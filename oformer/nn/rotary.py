@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.switches import kernels_on
+from oformer.gpu import kernels_on
 
 Frequencies = Literal["ladder", "integer"]
 Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points angles"]]

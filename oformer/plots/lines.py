@@ -7,8 +7,7 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Field
+from oformer.metrics import Resolution
 from oformer.plots import style
 from oformer.plots.panel import Panel, check_dimension
 
@@ -240,16 +240,6 @@ def smoothed(values: Float[np.ndarray, " records"], share: float = 0.1) -> Float
         slope = ((x - x_mean) * (y - y_mean)).sum() / spread if spread else 0.0
         result[i] = math.exp(y_mean - slope * x_mean)
     return result
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """The error at one number of input points."""
-
-    label: str
-    points: int
-    error: float
-    kind: Literal["trained", "resolution", "sparse"]
 
 
 def error_by_resolution(

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
+from oformer.gpu import fused_kernels
 from oformer.solvers.euler_flux import GAMMA, border, residual, sweep, tables_of, update
 from oformer.solvers.median_dual import MedianDual, median_dual
-from oformer.switches import fused_kernels
 
 GAS_CONSTANT = 287.058  # of air, J/(kg K)
 PRESSURE, TEMPERATURE = 101325.0, 288.15  # of the free stream, Pa and K

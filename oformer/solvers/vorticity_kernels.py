@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.graphs import Record, Work
+from oformer.gpu import Record, Work
 
 _RANGE = 128  # of scaled velocities in the mean; half precision ends at 65,504, which their squares / _RANGE stay below
 

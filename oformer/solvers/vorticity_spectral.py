@@ -24,10 +24,9 @@ from torch import Tensor
 
 from oformer.errors import InputError, SolverDiverged, unknown_name
 from oformer.fields import check_finite
-from oformer.graphs import CudaGraphs
+from oformer.gpu import CudaGraphs, fused_kernels
 from oformer.meshes.grids import periodic_grid
 from oformer.solvers.time_steps import steps_at
-from oformer.switches import fused_kernels
 
 Scheme = Literal["rk4", "euler-cn"]
 RightHandSide = Callable[[Tensor, Tensor], Tensor]  # (state, where to write) to what was written

@@ -1,7 +1,10 @@
-"""One table of errors for a split, in physical units."""
+"""Errors of an operator on a split, in physical units: one table of them, and how they change with the input points."""
 
+import contextlib
 import dataclasses
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,8 @@ from oformer.data.loader import Loader
 from oformer.errors import InputError
 from oformer.fields import Batch
 from oformer.files import finite_json
-from oformer.metrics import relative, squared
+from oformer.meshes.grids import thinning
+from oformer.metrics import Resolution, relative, squared
 from oformer.models.base import Operator
 from oformer.problems.base import Problem
 from oformer.training.distributed import ALONE, Ranks
@@ -227,3 +231,73 @@ def _near(momentum: Float[Tensor, "samples 3"], batch: int) -> Momentum:
         relative=share.mean().item(),
         as_released=torch.stack(batches).mean().item(),
     )
+
+
+def resolution_sweep(
+    operator: Operator,
+    dataset: PointDataset,
+    shares: Sequence[float] = (0.3,),
+    batch: int = 16,
+    trained_error: float | None = None,
+) -> list[Resolution]:
+    """Errors at half, once and twice the trained resolution, and from random shares of the input points.
+
+    Rows that the stored data cannot give (no finer grid, scattered points) are left out.
+
+    Args:
+        operator: trained.
+        dataset: the test split, under the view it was trained on.
+        shares: of the input points, in (0, 1).
+        batch: samples at once.
+        trained_error: the mean error on the dataset as it is, where it was measured already.
+    """
+    rows = []
+    trained, full = dataset.spec.grid, dataset.source_spec.grid
+    if trained is not None and full is not None:
+        for factor in (0.5, 1.0, 2.0):
+            points = tuple(round(n * factor) for n in trained)
+            if factor != 1.0:
+                try:
+                    thinning(full, points, dataset.spec.periods is not None)
+                except InputError:
+                    continue
+            if factor == 1.0 and trained_error is not None:
+                error = trained_error
+            else:
+                view = dataclasses.replace(dataset.view, points=points)
+                error = evaluate(operator, dataset.with_view(view), batch).error
+            label = " x ".join(map(str, points)) + " points"
+            kind = "trained" if factor == 1.0 else "resolution"
+            rows.append(Resolution(label, math.prod(points), error, kind))
+    for share in shares:
+        view = dataclasses.replace(dataset.view, keep=share)
+        sparse = dataset.with_view(view)
+        scores = evaluate(operator, sparse, batch)
+        rows.append(Resolution(f"{share:.0%} of the input points", sparse[0].input.points, scores.error, "sparse"))
+    return rows
+
+
+@contextlib.contextmanager
+def watched(operator: Operator, total: int | None, say: Callable[[str], None], every: float = 10.0) -> Iterator[None]:
+    """Say now and then how many samples an operator has predicted.
+
+    Args:
+        operator: whose calls are counted.
+        total: samples in all, if known.
+        say: told.
+        every: so many seconds.
+    """
+    done, last = 0, time.monotonic()
+
+    def count(module: torch.nn.Module, arguments: Any, values: Tensor) -> None:
+        nonlocal done, last
+        done += len(values)
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            say(f"Predicted {done:,}{f' of {total:,}' if total else ''} samples")
+
+    handle = operator.register_forward_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,7 +1,7 @@
 """The optimizers, their rates, clipping, and the running average of the weights.
 
 The numbers that change from step to step, rates and their corrections, lie in tensors beside the weights. So a step may
-be recorded (`oformer/graphs.py`): `fill` writes the numbers, `move` is the same work each time.
+be recorded (`oformer/gpu.py`): `fill` writes the numbers, `move` is the same work each time.
 """
 
 import contextlib
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from oformer.errors import unknown_name
-from oformer.graphs import Record, Work
+from oformer.gpu import Record, Work, kernels_on
 from oformer.models.base import Operator
-from oformer.switches import kernels_on
 
 BETA2, EPSILON = 0.999, 1e-8  # of Adam, torch's defaults
 

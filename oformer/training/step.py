@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oformer.errors import InputError
 from oformer.fields import Batch
-from oformer.graphs import CudaGraphs, Record, Work
+from oformer.gpu import CudaGraphs, Record, Work
 from oformer.models.base import Operator, Precision
 from oformer.models.chunked import InChunks
 from oformer.nn.rotary import expanded

@@ -61,7 +61,7 @@ def test_the_command_writes_a_journal_and_names_the_published_error(tmp_path, ca
     recipe = tmp_path / "small_flow.py"
     recipe.write_text(
         "import dataclasses\n"
-        "from oformer.recipes import RECIPES\n"
+        "from oformer.experiments.recipes import RECIPES\n"
         "row = RECIPES['ns3']\n"
         "problem = dataclasses.replace(row.problem, points=16, solver_points=16, duration=12, time_step=0.05)\n"
         "recipe = dataclasses.replace(row, name='small', problem=problem,\n"

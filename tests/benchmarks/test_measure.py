@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from oformer.recipes import RECIPES
+from oformer.experiments.recipes import RECIPES
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import run
 
 from oformer.errors import InputError
-from oformer.recipes import RECIPES
+from oformer.experiments.recipes import RECIPES
 
 BASE = run.Row("a card", "2.11", "train", "ns2-full", "bfloat16", "recipe", 16, "64 x 64", 20, 20)
 MARKED = (*plots.PARTS, plots.ACCURACY, plots.PROFILE)

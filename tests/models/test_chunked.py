@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from oformer.errors import InputError
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Field, Spec
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.chunked import InChunks, _Chunks, answered_in_chunks
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.models.pinned_copy import PinnedCopy
 from oformer.nn.sums import over_points, points_are_split, points_split
-from oformer.recipes import RECIPES
 
 CPU = torch.device("cpu")
 POINTS, QUERIES = 23, 17  # neither is a multiple of a chunk, and they need differing numbers of chunks

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from oformer.errors import InputError
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Field, Sample, Spec, collate
 from oformer.models import Normalization, OFormer, OFormerConfig, Operator
 from oformer.models.oformer import Contexts, Decoder, Encoder, Propagator, Query
-from oformer.recipes import RECIPES
 
 exact = pytest.mark.usefixtures("float64")
 Weights = dict[str, Tensor]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oformer import switches
+from oformer import gpu
 from oformer.nn import attention
 from oformer.nn.attention import Attention
 from oformer.nn.rotary import Rotary, expanded
@@ -421,7 +421,7 @@ def test_values_that_samples_share_on_grids_that_differ_are_projected_once(monke
 def test_it_is_not_used_on_a_cpu_nor_against_the_switch(monkeypatch):
     assert not attention.fused_arrangement(torch.device("cpu"))
     asked = []
-    monkeypatch.setattr(switches, "fused_kernels", lambda device: asked.append(device) or True)
+    monkeypatch.setattr(gpu, "fused_kernels", lambda device: asked.append(device) or True)
     attention._fused_arrangement.cache_clear()
     assert attention.fused_arrangement(torch.device("cuda", 0))
     assert attention.fused_arrangement(torch.device("cuda", 0))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from oformer import switches
+from oformer import gpu
 from oformer.nn import feedforward
 from oformer.nn.attention import Attention
 from oformer.nn.blocks import CrossAttentionBlock, SelfAttentionBlock
@@ -298,7 +298,7 @@ def test_it_is_used_only_where_it_fits(calls):
 def test_it_is_used_on_hopper_gpus_for_tensor_cores_and_widths_of_tiles(monkeypatch):
     assert not feedforward.fused_feedforward(torch.device("cpu"), 96, torch.bfloat16)
     device, asked = torch.device("cuda", 0), []
-    monkeypatch.setattr(switches, "fused_kernels", lambda device: asked.append(device) or True)
+    monkeypatch.setattr(gpu, "fused_kernels", lambda device: asked.append(device) or True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     feedforward._kernels.cache_clear()
     assert all(feedforward.fused_feedforward(device, width, torch.bfloat16) for width in (16, 64, 96, 112, 128))

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oformer.experiments.recipes import recipe_named
 from oformer.fields import Field, Spec
 from oformer.models import rollout
 from oformer.models.oformer import Decoder, Encoder, OFormerConfig, Propagator, Query
-from oformer.recipes import recipe_named
 
 kernels = pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -16,6 +16,7 @@ import torch
 from oformer.checkpoint import Checkpoint, save_checkpoint
 from oformer.config import to_json
 from oformer.data.dataset import PointDataset, View
+from oformer.experiments.recipes import RECIPES
 from oformer.meshes.airfoil import Naca
 from oformer.models import OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
@@ -23,7 +24,6 @@ from oformer.playground.api import Limits, Service
 from oformer.playground.server import Server
 from oformer.predict import Predictor
 from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
-from oformer.recipes import RECIPES
 from oformer.solvers.euler_fv import Numerics
 from oformer.training.recipe import Recipe
 

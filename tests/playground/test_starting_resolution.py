@@ -9,15 +9,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from oformer.checkpoint import zoo_names
 from oformer.config import to_json
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Field
 from oformer.playground.api import Service
 from oformer.playground.scenes import scene_of
 from oformer.playground.scenes.base import Sensors
 from oformer.playground.starting_resolution import AT_ONCE, Cost, Start, start_of
 from oformer.predict import Predictor
-from oformer.recipes import RECIPES
-from oformer.shipped import zoo_names
 from tests.playground.conftest import FAMILIES
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from oformer.errors import InputError
+from oformer.experiments.published import LARGEST
 from oformer.fields import Batch, Field, collate
 from oformer.meshes.cache import mesh_of
-from oformer.paper import LARGEST
 from oformer.problems.electrostatics import Electrostatics
 from oformer.problems.magnetostatics import Magnetostatics
 from oformer.problems.poisson import SHAPES, PoissonProblem, _domain, geometry_of

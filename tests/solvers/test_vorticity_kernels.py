@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from oformer.errors import InputError
+from oformer.gpu import fused_kernels
 from oformer.solvers.vorticity_spectral import solve
-from oformer.switches import fused_kernels
 from tests.solvers.test_vorticity_spectral import states
 
 pytest.importorskip("triton")

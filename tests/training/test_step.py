@@ -20,14 +20,14 @@ from oformer.config import from_json, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import padded
 from oformer.errors import InputError
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Batch, Field, Sample, Spec, collate
-from oformer.graphs import CudaGraphs, Work
+from oformer.gpu import CudaGraphs, Work
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.base import autocast_of
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.features import RandomFourier
 from oformer.nn.rotary import Rotary
-from oformer.recipes import RECIPES
 from oformer.training import loop, step
 from oformer.training.datasets import open_data
 from oformer.training.distributed import Ranks

@@ -10,8 +10,8 @@ import torch
 from oformer.data.importers import import_file, is_importable_folder, recognize
 from oformer.data.importers.crc32c import crc32c, masked
 from oformer.errors import InputError
+from oformer.experiments.recipes import recipe_named
 from oformer.fields import Spec
-from oformer.recipes import recipe_named
 from tests.data.importers.airfoils import example, member, record, trajectory, write_npz, write_tfrecord
 
 CODES = {0: 0, 2: 1, 4: 2}

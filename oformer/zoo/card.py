@@ -13,21 +13,21 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from oformer.analysis import Trait, resolution_sweep, worst_count
 from oformer.checkpoint import MODEL_CARD as CARD
 from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, to_json
 from oformer.data.dataset import PointDataset, View
 from oformer.errors import InputError
+from oformer.experiments.published import ROWS, Row
+from oformer.experiments.recipes import RECIPES
 from oformer.fields import Card
 from oformer.files import read_json
+from oformer.metrics import Resolution
 from oformer.models import Operator
-from oformer.paper import ROWS, Row
-from oformer.plots.lines import Resolution
-from oformer.recipes import RECIPES
-from oformer.training.evaluate import Scores, evaluate
+from oformer.training.evaluate import Scores, evaluate, resolution_sweep
 from oformer.training.loop import WITHOUT_EFFECT
 from oformer.training.recipe import Recipe
+from oformer.zoo.traits import Trait, worst_count
 
 PLUS = "-plus"  # ends the name of a variant that is better than the faithful recipe at equal size and data
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C

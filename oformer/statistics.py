@@ -1,5 +1,6 @@
-"""Mean, spread and range of a stream of samples, in one pass."""
+"""Mean, spread and range of a stream of samples in one pass, per channel or per point, and those of a dataset."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field
+from oformer.fields import Field, Sample
 
 Ranges = tuple[tuple[float, float], ...]  # the smallest and the largest number, for each channel
 
@@ -109,3 +110,37 @@ class Moments:
         if not self.count:
             raise InputError("at least one sample to measure", "none")
         return np.sqrt(self.squares / self.count)
+
+
+@dataclass(frozen=True)
+class ChannelStatistics:
+    """Numbers per channel; each stored value counts the same."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    min: tuple[float, ...]
+    max: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the values of a dataset look like, in physical units."""
+
+    input: ChannelStatistics
+    query: ChannelStatistics
+    target: ChannelStatistics
+
+
+def measure(samples: Iterable[Sample]) -> Statistics:
+    """Mean, standard deviation and range of each channel, in one pass in float64."""
+    moments = {"input": Moments(), "query": Moments(), "target": Moments()}
+    for sample in samples:
+        moments["input"].add(sample.input.values)
+        moments["query"].add(sample.query.values)
+        moments["target"].add(sample.target)
+    return Statistics(**{name: _columns(m) for name, m in moments.items()})
+
+
+def _columns(moments: Moments) -> ChannelStatistics:
+    columns = (moments.mean, moments.std, moments.low, moments.high)
+    return ChannelStatistics(*(tuple(float(x) for x in np.atleast_1d(column)) for column in columns))

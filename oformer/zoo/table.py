@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oformer.cards import PLUS, SHARES, ModelCard, measured
 from oformer.errors import InputError
+from oformer.experiments.published import BY_SHARE, OURS, ROWS, Row
+from oformer.experiments.recipes import RECIPES
 from oformer.files import write_text
-from oformer.paper import BY_SHARE, OURS, ROWS, Row
 from oformer.plots import lines, page, style
-from oformer.recipes import RECIPES
+from oformer.zoo.card import PLUS, SHARES, ModelCard, measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

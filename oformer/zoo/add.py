@@ -1,24 +1,35 @@
-"""The trained operators that come with the package: found by name, measured when they are added, checked when asked.
+"""Adding a trained operator to the zoo: its run is measured, and weights, card and journals are written."""
 
-A model is a folder in the format of `checkpoint.py`, with its card (card.json) and the journals of its runs beside it.
-Its test samples are made again from their seed.
-"""
-
-import contextlib
 import copy
 import dataclasses
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from oformer.analysis import traits
-from oformer.cards import (
+from oformer.checkpoint import CARD as PAGE
+from oformer.checkpoint import (
+    CHECKSUMS,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    parameter_count,
+    save_checkpoint,
+    zoo_folder,
+)
+from oformer.config import from_json
+from oformer.errors import InputError
+from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
+from oformer.models import Operator
+from oformer.problems import Burgers, NavierStokes
+from oformer.training.datasets import open_fresh_samples, open_test_samples
+from oformer.training.evaluate import errors, evaluate, summarize, watched
+from oformer.training.journal import JOURNAL, read_journal
+from oformer.training.recipe import Recipe
+from oformer.zoo.card import (
     CARD,
     WITHOUT_EFFECT,
     Averaged,
@@ -32,29 +43,8 @@ from oformer.cards import (
     training_command,
     values_checksum,
 )
-from oformer.checkpoint import CARD as PAGE
-from oformer.checkpoint import (
-    CHECKSUMS,
-    Checkpoint,
-    changed_files,
-    load_checkpoint,
-    parameter_count,
-    save_checkpoint,
-)
-from oformer.config import from_json
-from oformer.errors import InputError
-from oformer.fields import Field
-from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
-from oformer.models import Operator
-from oformer.predict import Predictor, find_checkpoint
-from oformer.problems import Burgers, NavierStokes
-from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_fresh_samples, open_test_samples
-from oformer.training.evaluate import Scores, errors, evaluate, summarize
-from oformer.training.journal import JOURNAL, read_journal
-from oformer.training.recipe import Recipe
+from oformer.zoo.traits import traits
 
-TOLERANCE = 0.01  # relative, between a card and the same error measured elsewhere
 LINES = 500  # of training in a journal that is kept; the evaluations are all kept
 
 Say = Callable[[str], None]
@@ -62,21 +52,6 @@ Say = Callable[[str], None]
 
 def _silent(text: str) -> None:
     pass
-
-
-def shipped() -> dict[str, ModelCard]:
-    """The cards of all models, by name."""
-    return {name: read_card(zoo_folder() / name) for name in zoo_names()}
-
-
-def all_cards(runs: Path) -> dict[str, ModelCard]:
-    """The cards of all models, and those in a folder of runs whose weights are not shipped."""
-    return {folder.name: read_card(folder) for folder in card_folders(runs)}
-
-
-def card_folders(runs: Path) -> list[Path]:
-    """The folders of all cards: of runs whose weights are not shipped, and of the zoo."""
-    return [path.parent for path in sorted(runs.glob(f"*/{CARD}"))] + [zoo_folder() / name for name in zoo_names()]
 
 
 def _finer(recipe: Recipe) -> Recipe | None:
@@ -351,111 +326,3 @@ def _as_stored(operator: Operator) -> Operator:
     for parameter in stored.model.hidden_matrices():
         parameter.data = parameter.data.half()
     return stored
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """An error measured now, beside the card's."""
-
-    name: str
-    samples: int
-    card: float
-    now: float
-
-    @property
-    def difference(self) -> float:
-        """Relative."""
-        return self.now / self.card - 1
-
-
-def compare(
-    name: str,
-    *,
-    samples: int | None = None,
-    fresh: bool = False,
-    datasets: Path = Path("datasets"),
-    device: torch.device | str = "cpu",
-    batch: int = 16,
-    say: Say = _silent,
-) -> Comparison:
-    """Make the test samples of a model again, measure it, and compare with its card.
-
-    Args:
-        name: of the model.
-        samples: only the first so many, where all would take too long.
-        fresh: the fresh samples of the card instead of the test samples.
-        datasets: where the samples are kept.
-        device: where to make and to predict them.
-        batch: samples at once.
-        say: told how far it is.
-    """
-    folder = find_checkpoint(f"zoo:{name}")
-    card, checkpoint = read_card(folder), load_checkpoint(folder, device)
-    expected, recipe = card.expected(samples, fresh=fresh), _recipe_of(checkpoint)
-    if fresh and card.fresh is not None:
-        count = len(card.fresh.by_sample) if samples is None else samples
-        test = open_fresh_samples(recipe, datasets, count, device=device, say=say)
-    else:
-        test = open_test_samples(recipe, datasets, samples=samples, device=device, say=say)
-    with watched(checkpoint.operator, len(test), say):
-        found: Scores = evaluate(checkpoint.operator, test, batch)
-    return Comparison(name, len(test), expected, found.error)
-
-
-def damage(name: str) -> list[str]:
-    """What is wrong with the files of a model, in words; nothing where they are as written and it predicts."""
-    folder = find_checkpoint(f"zoo:{name}")
-    card = read_card(folder)
-    if wrong := changed_files(folder, card.files):
-        return wrong
-    try:
-        predictor = Predictor(folder, "cpu", warn=False)
-    except InputError as error:
-        return [str(error)]
-    values = _any_prediction(predictor)
-    return [] if torch.isfinite(values).all() else ["it predicts numbers that are not finite"]
-
-
-def _any_prediction(predictor: Predictor, points: int = 64) -> Tensor:
-    """What it says of noise on the scale of its training data."""
-    operator, spec = predictor.operator, predictor.spec
-    generator = torch.Generator().manual_seed(0)
-    low, high = operator.box
-    coords = low + (high - low) * torch.rand(1, points, spec.dim, generator=generator)
-    noise = torch.randn(1, spec.in_times, points, spec.in_channels, generator=generator)
-    values = operator.input_scale.inverse(noise, coords)
-    if spec.in_categories:
-        values[..., -1] = 0.0  # a code that every such problem has
-    query = Field.of(coords, torch.zeros(1, 1, points, spec.query_channels))
-    return predictor(Field.of(coords, values), query).values
-
-
-@contextlib.contextmanager
-def watched(operator: Operator, total: int | None, say: Say, every: float = 10.0) -> Iterator[None]:
-    """Say now and then how many samples an operator has predicted.
-
-    Args:
-        operator: whose calls are counted.
-        total: samples in all, if known.
-        say: told.
-        every: so many seconds.
-    """
-    done, last = 0, time.monotonic()
-
-    def count(module: torch.nn.Module, arguments: Any, values: Tensor) -> None:
-        nonlocal done, last
-        done += len(values)
-        if time.monotonic() - last >= every:
-            last = time.monotonic()
-            say(f"Predicted {done:,}{f' of {total:,}' if total else ''} samples")
-
-    handle = operator.register_forward_hook(count)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def size_of(name: str) -> int:
-    """Bytes of the folder of a model."""
-    return sum(path.stat().st_size for path in (zoo_folder() / name).iterdir())

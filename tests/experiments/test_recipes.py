@@ -7,9 +7,9 @@ import torch
 
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
+from oformer.experiments.recipes import RECIPES, recipe_named
 from oformer.fields import Field
 from oformer.models import Operator
-from oformer.recipes import RECIPES, recipe_named
 from oformer.training.losses import Loss, Region
 from oformer.training.recipe import Data, Recipe, Training
 from oformer.training.schedules import Horizon

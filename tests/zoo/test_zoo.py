@@ -16,8 +16,29 @@ import pytest
 import torch
 
 from oformer import zoo
-from oformer.analysis import _ranks, traits
-from oformer.cards import (
+from oformer.checkpoint import CHECKSUMS, WEIGHTS, find_checkpoint, load_checkpoint, zoo_folder, zoo_names
+from oformer.cli import _override, main, parse
+from oformer.config import from_json
+from oformer.data.dataset import PointDataset, View
+from oformer.errors import InputError
+from oformer.experiments.published import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
+from oformer.experiments.recipes import RECIPES, recipe_named
+from oformer.fields import Card, Field, Sample
+from oformer.files import map_arrays, save_arrays, sha256
+from oformer.meshes.grids import thinning
+from oformer.metrics import relative, squared
+from oformer.models import Operator
+from oformer.plots import style
+from oformer.predict import Predictor
+from oformer.problems import Burgers, Darcy, Electrostatics
+from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test, whole_dataset
+from oformer.training.evaluate import Momentum, Scores, errors, evaluate, watched
+from oformer.training.journal import read_journal
+from oformer.training.loop import train
+from oformer.training.recipe import Data, Recipe
+from oformer.zoo import add as adding
+from oformer.zoo import verify
+from oformer.zoo.card import (
     CARD,
     DataRecord,
     Fresh,
@@ -30,32 +51,12 @@ from oformer.cards import (
     read_card,
     training_command,
 )
-from oformer.checkpoint import CHECKSUMS, WEIGHTS, load_checkpoint
-from oformer.cli import _override, main, parse
-from oformer.config import from_json
-from oformer.data.dataset import PointDataset, View
-from oformer.errors import InputError
-from oformer.fields import Card, Field, Sample
-from oformer.files import map_arrays, save_arrays, sha256
-from oformer.meshes.grids import thinning
-from oformer.metrics import relative, squared
-from oformer.models import Operator
-from oformer.paper import BY_SHARE, DROPPED_IN_TRAINING, LARGEST, OURS, ROWS
-from oformer.plots import style
-from oformer.predict import Predictor, find_checkpoint
-from oformer.problems import Burgers, Darcy, Electrostatics
-from oformer.recipes import RECIPES, recipe_named
-from oformer.results import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
-from oformer.shipped import zoo_folder, zoo_names
-from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test, whole_dataset
-from oformer.training.evaluate import Momentum, Scores, errors, evaluate
-from oformer.training.journal import read_journal
-from oformer.training.loop import train
-from oformer.training.recipe import Data, Recipe
+from oformer.zoo.table import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
+from oformer.zoo.traits import _ranks, traits
 from tests.tiny import TINY_FLOW, tiny_recipe
 from tools.record_inputs import INPUT, seen_by
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def seeded(seed: int):
@@ -72,7 +73,7 @@ def work(tmp_path_factory):
     for seed in (1, 2):
         splits = train_and_test(data, seeded(seed))
         train(seeded(seed), folder / f"seed{seed}", splits, quiet=True, tensorboard=False, own=own)
-    zoo.add(folder / "seed1", root=folder / "zoo", datasets=folder / "datasets", finer=True, average=2)
+    adding.add(folder / "seed1", root=folder / "zoo", datasets=folder / "datasets", finer=True, average=2)
     return folder
 
 
@@ -176,7 +177,7 @@ def test_fresh_samples_follow_those_of_training_and_test(tmp_path):
 def test_measuring_renews_the_errors_on_fresh_samples_and_nothing_else(here, work, capsys):
     before = read_card(here / "tiny")
     with pytest.raises(InputError, match="oformer zoo measure tiny"):
-        zoo.compare("tiny", fresh=True)
+        verify.compare("tiny", fresh=True)
     assert main(["zoo", "measure", "tiny", "--samples", "6", "--device", "cpu"]) == 0
     card = read_card(here / "tiny")
     fresh = card.fresh
@@ -192,12 +193,12 @@ def test_measuring_renews_the_errors_on_fresh_samples_and_nothing_else(here, wor
     assert fresh.traits[0].name in page
     assert main(["zoo", "verify", "tiny", "--fresh", "--device", "cpu"]) == 0
     assert "6 samples" in capsys.readouterr().out
-    assert abs(zoo.compare("tiny", fresh=True, samples=2).difference) < 2e-5
+    assert abs(verify.compare("tiny", fresh=True, samples=2).difference) < 2e-5
     shifted = {**dataclasses.asdict(fresh), "by_sample": [1.1 * error for error in fresh.by_sample]}
     rewrite(here / "tiny", fresh=shifted)
     assert main(["zoo", "verify", "tiny", "--fresh", "--device", "cpu"]) == 1
     assert main(["zoo", "verify", "tiny", "--device", "cpu"]) == 0
-    added = read_card(zoo.add(work / "seed1", name="again", fresh=6, datasets=work / "datasets")).fresh
+    added = read_card(adding.add(work / "seed1", name="again", fresh=6, datasets=work / "datasets")).fresh
     assert added.by_sample == pytest.approx(fresh.by_sample, rel=1e-5)
 
 
@@ -251,7 +252,7 @@ def test_an_unknown_name_is_answered_with_those_that_exist(here, monkeypatch):
 
 
 def test_half_precision_costs_what_the_card_says(here, work):
-    zoo.add(work / "seed1", name="small", half=True, datasets=work / "datasets")
+    adding.add(work / "seed1", name="small", half=True, datasets=work / "datasets")
     card, full = read_card(here / "small"), read_card(here / "tiny")
     assert (card.storage, full.storage) == ("float16", "float32")
     assert card.seeds[0].scores.error == pytest.approx(full.scores.error, rel=1e-6)
@@ -267,7 +268,7 @@ def test_half_precision_costs_what_the_card_says(here, work):
     assert {"model.lift.layers.0.weight", "model.heads.0.layers.1.weight", "target_scale.scale"} < kinds.keys()
     assert (here / "small" / WEIGHTS).stat().st_size < 0.65 * (here / "tiny" / WEIGHTS).stat().st_size
     assert all(tensor.dtype == torch.float32 for tensor in checkpoint.operator.parameters())
-    found = zoo.compare("small", datasets=work / "datasets")
+    found = verify.compare("small", datasets=work / "datasets")
     assert found.now == pytest.approx(card.scores.error, rel=1e-6)
     assert f"{full.scores.error:.4e} (float16 costs" in (here / "small" / "README.md").read_text()
 
@@ -278,11 +279,11 @@ def test_weights_beyond_float16_are_refused(tiny_data):
     with torch.no_grad():
         operator.model.hidden_matrices()[0].view(-1)[0] = 1e6
     with pytest.raises(InputError, match="range of float16"):
-        zoo._round_weights(operator)
+        adding._round_weights(operator)
 
 
 def test_seeds_are_recorded_with_their_journals(here, work):
-    zoo.add(work / "seed1", seed_runs=[work / "seed2"], datasets=work / "datasets")
+    adding.add(work / "seed1", seed_runs=[work / "seed2"], datasets=work / "datasets")
     card = read_card(here / "tiny")
     test = train_and_test(open_data(seeded(2), work / "datasets"), seeded(2))[1]
     other = evaluate(load_checkpoint(find_checkpoint(work / "seed2")).operator, test, 4)
@@ -292,21 +293,21 @@ def test_seeds_are_recorded_with_their_journals(here, work):
     first, second = card.scores.error, other.error
     assert f"Mean {(first + second) / 2:.4e}, standard deviation {abs(first - second) / 2**0.5:.1e}" in page
     assert set(card.files) == {"config.json", WEIGHTS, "journal.jsonl", "journal-seed2.jsonl"}
-    assert zoo.damage("tiny") == []
+    assert verify.damage("tiny") == []
 
 
 def test_what_cannot_be_added_is_refused(here, work, tmp_path):
     data = {"datasets": work / "datasets"}
     with pytest.raises(InputError, match="different training seeds"):
-        zoo.add(work / "seed1", seed_runs=[work / "seed1"], **data)
+        adding.add(work / "seed1", seed_runs=[work / "seed1"], **data)
     with pytest.raises(InputError, match="run folder with its journal"):
-        zoo.add(tmp_path / "nowhere", **data)
+        adding.add(tmp_path / "nowhere", **data)
     cut = tmp_path / "cut"
     shutil.copytree(work / "seed2", cut)
     lines = (cut / "journal.jsonl").read_text().splitlines()
     (cut / "journal.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(InputError, match=r"a finished run in .*step 8"):
-        zoo.add(cut, **data)
+        adding.add(cut, **data)
     config = next((work / "seed2" / "checkpoints").iterdir()) / "config.json"
     other = json.loads(config.read_text())
     other["recipe"]["training"]["batch"] = 3
@@ -315,11 +316,11 @@ def test_what_cannot_be_added_is_refused(here, work, tmp_path):
     (cut / config.relative_to(work / "seed2")).write_text(json.dumps(other))
     (cut / config.relative_to(work / "seed2")).with_name(CHECKSUMS).unlink()
     with pytest.raises(InputError, match=r"other settings in .*cut"):
-        zoo.add(work / "seed1", seed_runs=[cut], **data)
+        adding.add(work / "seed1", seed_runs=[cut], **data)
 
 
 def test_a_card_alone_goes_to_runs_and_into_the_table(here, work):
-    folder = zoo.add(work / "seed1", name="burgers-512", card_only=True, datasets=work / "datasets")
+    folder = adding.add(work / "seed1", name="burgers-512", card_only=True, datasets=work / "datasets")
     assert folder == Path("runs/burgers-512")
     assert {path.name for path in folder.iterdir()} == {CARD, "README.md", "journal.jsonl"}
     assert not read_card(folder).with_weights
@@ -337,21 +338,21 @@ def test_a_long_journal_is_thinned_and_keeps_its_ends():
         if step % 500 == 0:
             records.append({"kind": "evaluate", "step": step})
     records.append({"kind": "stop", "step": 2000})
-    kept = zoo.thinned(records, lines=300)
+    kept = adding.thinned(records, lines=300)
     assert [r for r in kept if r["kind"] != "train"] == [r for r in records if r["kind"] != "train"]
     steps = [r["step"] for r in kept if r["kind"] == "train"]
     assert len(steps) <= 300
     assert set(np.diff(steps)) == {7}
     assert steps[-1] == 2000
-    assert zoo.thinned(records[:50], lines=300) == records[:50]
+    assert adding.thinned(records[:50], lines=300) == records[:50]
 
 
 def test_verify_reproduces_the_card_from_the_seed_alone(here, capsys):
     """In a folder without any dataset: the test samples are made again."""
-    found = zoo.compare("tiny")
+    found = verify.compare("tiny")
     assert found.samples == 4
     assert abs(found.difference) < 1e-5
-    part = zoo.compare("tiny", samples=2)
+    part = verify.compare("tiny", samples=2)
     card = read_card(here / "tiny")
     assert part.card == pytest.approx(sum(card.by_sample[:2]) / 2)
     assert abs(part.difference) < 1e-5
@@ -375,7 +376,7 @@ def test_a_changed_or_missing_file_is_noticed_at_once(here, file, capsys):
     assert f"{file} was changed" in capsys.readouterr().out
     if file != "config.json":  # without which there is no operator of that name
         (here / "tiny" / file).unlink()
-        assert zoo.damage("tiny") == [f"{file} is missing"]
+        assert verify.damage("tiny") == [f"{file} is missing"]
 
 
 def test_weights_that_are_not_finite_are_noticed(here):
@@ -385,7 +386,7 @@ def test_weights_that_are_not_finite_are_noticed(here):
     save_arrays(path, arrays)
     card = read_card(here / "tiny")
     rewrite(here / "tiny", files={**card.files, WEIGHTS: sha256(path)})
-    (wrong,) = zoo.damage("tiny")
+    (wrong,) = verify.damage("tiny")
     assert "NaN or infinity in `model." in wrong
 
 
@@ -456,15 +457,15 @@ def test_half_and_double_resolution_where_the_data_have_no_such_grid(tiny_data):
 def test_finer_samples_are_the_same_functions(tmp_path):
     recipe = dataclasses.replace(seeded(1), problem=TINY_FLOW, data=Data(train=5, test=2))
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
-    twice = zoo._finer(recipe)
+    twice = adding._finer(recipe)
     assert twice is not None
     fine, coarse = (open_test_samples(r, tmp_path) for r in (twice, recipe))
     assert fine.spec.grid == (32, 32)
     thin = fine.with_view(View(points=(16, 16)))
     torch.testing.assert_close(thin[1].target, coarse[1].target)
     seen = dataclasses.replace(recipe.data, view=View(points=(8, 8)))
-    assert zoo._finer(dataclasses.replace(recipe, data=seen)) is None  # the data have 16 already
-    assert zoo._finer(dataclasses.replace(recipe, problem=Darcy(points=9))) is None
+    assert adding._finer(dataclasses.replace(recipe, data=seen)) is None  # the data have 16 already
+    assert adding._finer(dataclasses.replace(recipe, problem=Darcy(points=9))) is None
 
 
 def test_double_resolution_of_a_run_that_sees_all_points(here, tmp_path):
@@ -472,11 +473,11 @@ def test_double_resolution_of_a_run_that_sees_all_points(here, tmp_path):
     recipe = dataclasses.replace(seeded(3), data=Data(train=12, test=4))
     data = open_data(recipe, tmp_path / "datasets")
     train(recipe, tmp_path / "run", train_and_test(data, recipe), quiet=True, tensorboard=False)
-    folder = zoo.add(tmp_path / "run", finer=True, datasets=tmp_path / "datasets")
+    folder = adding.add(tmp_path / "run", finer=True, datasets=tmp_path / "datasets")
     labels = [row.label for row in read_card(folder).views]
     assert "128 points" in labels
     assert "32 points" in labels
-    assert "double resolution" in read_card(zoo.add(tmp_path / "run", datasets=tmp_path / "datasets")).not_measured
+    assert "double resolution" in read_card(adding.add(tmp_path / "run", datasets=tmp_path / "datasets")).not_measured
 
 
 def test_the_command_line_takes_the_name(here, capsys, tmp_path):
@@ -522,9 +523,9 @@ def test_few_samples_make_the_pictures_and_the_card_the_curves(here, work, capsy
     run = ["plot", str(work / "seed1"), "--datasets", str(work / "datasets"), "--out", "drawn"]
     assert main([*run, *arguments]) == 0
     assert "best of 2" in {axis.get_title("left") for axis in figures["predictions"].axes}
-    for wrong in ("0", "5"):
+    for wrong, words in (("0", "a number of at least 1 for `--samples`"), ("5", "1 to 4 test samples")):
         assert main(["plot", "zoo:tiny", "--samples", wrong, "--device", "cpu"]) == 2
-        assert "1 to 4 test samples" in capsys.readouterr().err
+        assert words in capsys.readouterr().err
 
 
 def test_adding_by_the_command_line(here, work, capsys):
@@ -538,7 +539,7 @@ def test_adding_by_the_command_line(here, work, capsys):
 
 def test_progress_is_said_while_predicting(work, tiny_data):
     operator, said = load_checkpoint(find_checkpoint(work / "seed1")).operator, []
-    with zoo.watched(operator, 6, said.append, every=0.0):
+    with watched(operator, 6, said.append, every=0.0):
         evaluate(operator, tiny_data.subset(range(6)), 4)
     assert said == ["Predicted 4 of 6 samples", "Predicted 6 of 6 samples"]
     evaluate(operator, tiny_data.subset(range(2)), 4)
@@ -729,11 +730,13 @@ def test_the_zoo_is_small_and_whole(monkeypatch):
     monkeypatch.delenv("OFORMER_ZOO", raising=False)
     assert sum(path.stat().st_size for path in zoo_folder().rglob("*")) < 60e6
     for name in zoo_names():
-        assert zoo.damage(name) == [], name
+        assert verify.damage(name) == [], name
         assert read_card(zoo_folder() / name).name == name
 
 
-@pytest.mark.parametrize("name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-512-plus", "burgers-2048-plus", "darcy-141"])
+@pytest.mark.parametrize(
+    "name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-512-plus", "burgers-2048-plus", "darcy-141"]
+)
 def test_operators_whose_scale_says_nothing_know_inputs_unlike_those_of_training(name, monkeypatch):
     """And raise no alarm over test samples, neither whole nor at a quarter of their points."""
     monkeypatch.delenv("OFORMER_ZOO", raising=False)
@@ -802,7 +805,7 @@ def test_shipped_burgers_operators_reproduce_their_cards(tmp_path):
     if not names:
         pytest.skip("none is shipped yet")
     for name in names:
-        assert abs(zoo.compare(name, datasets=tmp_path).difference) < zoo.TOLERANCE, name
+        assert abs(verify.compare(name, datasets=tmp_path).difference) < verify.TOLERANCE, name
 
 
 @pytest.mark.slow
@@ -812,7 +815,7 @@ def test_a_shipped_navier_stokes_operator_reproduces_its_card(tmp_path):
     name = next((name for name in ("ns3", "ns2-part", "ns2-full", "ns1") if name in zoo_names()), None)
     if name is None:
         pytest.skip("none is shipped yet")
-    assert abs(zoo.compare(name, samples=1, datasets=tmp_path).difference) < zoo.TOLERANCE
+    assert abs(verify.compare(name, samples=1, datasets=tmp_path).difference) < verify.TOLERANCE
 
 
 def test_the_shipped_burgers_operator_on_a_published_pair(shared_data):

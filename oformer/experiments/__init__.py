@@ -1,0 +1,1 @@
+"""The named experiments, and the published numbers that they repeat."""
