@@ -421,7 +421,7 @@ def zoo_folder() -> Path:
 
 
 def zoo_names() -> list[str]:
-    """The names of those that are there."""
+    """The names of the trained operators in that folder."""
     return sorted(path.parent.name for path in zoo_folder().glob(f"*/{CONFIG}"))
 
 

@@ -1,0 +1,25 @@
+"""The numbers of the paper are those of the recipes."""
+
+from oformer.experiments.published import BY_SHARE, DROPPED_IN_TRAINING, OURS, ROWS
+from oformer.experiments.recipes import RECIPES
+
+
+def test_the_paper_s_numbers_are_those_of_the_recipes():
+    """Written down twice, once as data and once in words."""
+    for row in ROWS:
+        ours = f"{row.errors[OURS]:.{row.digits}f}"
+        if row.quantity != "relative momentum":
+            assert ours.removeprefix("0") in RECIPES[row.recipe].paper, row
+        assert row.best[1] <= row.errors[OURS]
+    assert {row.recipe for row in ROWS} == set(RECIPES) - {"burgers-demo", "darcy-85"} - {
+        name for name in RECIPES if name.endswith("-plus")
+    }
+    best = {row.recipe: row.best for row in ROWS}
+    assert best["ns2-part"] == ("Galerkin Transformer", 0.1399)
+    assert best["burgers-2048"] == ("FNO+", 0.72)
+    assert best["ns2-full"] == (OURS, 0.0645)
+    for name, (dropped, all_points) in DROPPED_IN_TRAINING.items():
+        assert name in RECIPES
+        assert dropped > all_points
+    assert BY_SHARE["dropped points"][1.0] == DROPPED_IN_TRAINING["ns2-full"][0]
+    assert BY_SHARE["all points"][1.0] == DROPPED_IN_TRAINING["ns2-full"][1]
