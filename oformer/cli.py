@@ -75,15 +75,17 @@ class List:
 
     def run(self, rest: list[str]) -> int:
         """Print the table, or one recipe's settings."""
-        from oformer.recipes import RECIPES, recipe_named
+        from oformer.recipes import BASELINES, RECIPES, recipe_named
 
         if self.name is not None:
             _override(recipe_named(self.name), [*rest, "--help"], self.name)
-        rows = [
-            (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
+        rows = {
+            n: (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
             for n, r in RECIPES.items()
-        ]
-        table(("recipe", "parameters", "training", "generator", "paper"), rows)
+        }
+        columns = ("parameters", "training", "generator", "paper")
+        table(("recipe", *columns), [row for n, row in rows.items() if n not in BASELINES])
+        table(("baseline: another model", *columns), [rows[n] for n in BASELINES])
         return 0
 
 
@@ -1124,6 +1126,7 @@ def _recipe_for(data: Path | None) -> "Recipe":
     """A recipe for a dataset of one's own: sizes and steps chosen from it."""
     from oformer.estimator import OperatorRegressor
     from oformer.inspection import describe
+    from oformer.models import OFormerConfig
     from oformer.training.datasets import open_own
 
     if data is None:
@@ -1131,6 +1134,7 @@ def _recipe_for(data: Path | None) -> "Recipe":
     say(describe(data))
     recipe = OperatorRegressor().recipe(open_own(data), data.stem)
     t, model = recipe.training, recipe.model
+    assert isinstance(model, OFormerConfig)
     say(f"Chosen from the data, where you do not say otherwise: {t.steps:,} steps of {t.batch}, "
         f"width {model.encoder.width}, depth {model.encoder.depth}. "
         "Change any: --training.steps, --model.encoder.width...")  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from oformer.checkpoint import CONFIG, Checkpoint, checkpoints, load_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining, unknown_name
@@ -254,7 +254,7 @@ class Predictor:
 
     def _room(self, budget: float) -> int:
         """How many points, times samples, the model can hold at once in so many bytes."""
-        widest = max(layer.out_features for layer in self.operator.model.modules() if isinstance(layer, nn.Linear))
+        widest = max((p.shape[0] for p in self.operator.model.parameters() if p.ndim > 1), default=1)
         size = 4 if self.operator.autocast is None else self.operator.autocast.itemsize
         return max(1, int(budget / (size * HELD * widest)))
 

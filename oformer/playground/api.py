@@ -339,10 +339,10 @@ class Service:
         if wanted > most:
             more = "Ask in binary, which may have more" if most < self.limits.answer else "Ask for fewer points"
             raise InputError(f"an answer of at most {most:,} numbers", f"{wanted:,}", more)
-        pairwise = getattr(predictor.operator.model.config, "attention", None) == "softmax"
+        pairwise = predictor.operator.model.compares_pairs
         if pairwise and known.points * max(known.points, query.points) > PAIRS:
             raise InputError(
-                f"at most {PAIRS:,} pairs of points, which softmax attention looks at one by one",
+                f"at most {PAIRS:,} pairs of points, which {predictor.operator.model.name} compares one by one",
                 f"{known.points * max(known.points, query.points):,}",
                 "Ask for fewer points",
             )
