@@ -75,6 +75,8 @@ class SpectralConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(*[2 * modes] * (axes - 1), modes, width, width, 2))
         nn.init.uniform_(self.weight, 0, 1 / width**2)
 
+    # A compiler has nothing to gain: it leaves complex numbers to torch, and warns of it.
+    @torch.compiler.disable(recursive=True)
     def forward(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid width"]:
         """Values at the same points."""
         grid, axes, m = v.shape[1:-1], tuple(range(1, v.ndim - 1)), self.modes
