@@ -223,6 +223,7 @@ def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 def _built(config: StoredConfig, path: Path, stored: Mapping[str, np.ndarray]) -> Operator:
     """The operator that config.json describes, refused where its sizes are not those of the stored weights."""
     kind, known = config.model.get("type"), by_name(ModelConfig)
+    del known[ModelConfig.__name__]  # which builds nothing
     if not isinstance(kind, str) or kind not in known:
         raise InputError(
             f"one of {', '.join(known)} at `model.type` of {path}",
@@ -383,17 +384,18 @@ def how_to_use(checkpoint: Checkpoint, place: str) -> list[str]:
 
 def model_card(checkpoint: Checkpoint) -> str:
     """The README of a checkpoint."""
-    spec, scores = checkpoint.operator.spec, checkpoint.scores
+    spec, scores, model = checkpoint.operator.spec, checkpoint.scores, checkpoint.operator.model
+    where = "on a regular grid" if model.needs_grid else "at any points"
     lines = [
         f"# {checkpoint.name}",
         "",
-        f"An OFormer of {parameter_count(checkpoint.operator):,} parameters after {checkpoint.step:,} training steps.",
+        f"{model.name} of {parameter_count(checkpoint.operator):,} parameters, {checkpoint.step:,} training steps.",
         "",
         "| | |",
         "|---|---|",
         f"| dimension | {spec.dim} |",
-        f"| input | {spec.in_times} frame(s) of {spec.in_channels} channel(s), at any points |",
-        f"| output | {spec.out_times} frame(s) of {spec.out_channels} channel(s), at any points |",
+        f"| input | {spec.in_times} frame(s) of {spec.in_channels} channel(s), {where} |",
+        f"| output | {spec.out_times} frame(s) of {spec.out_channels} channel(s), {where} |",
         f"| trained on | {'a grid of ' + ' x '.join(map(str, spec.grid)) if spec.grid else 'scattered points'} |",
     ]
     if checkpoint.data is not None:

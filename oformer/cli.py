@@ -331,7 +331,7 @@ class Evaluate:
     data: Path | None = None
     """Another dataset than that which it was trained on."""
     recipe: str | None = None
-    """The Python file that was trained, where the problem is your own."""
+    """The Python file that was trained, where the problem or the model is your own."""
     datasets: Path = Path("datasets")
     split: Literal["train", "test"] = "test"
     samples: Count | None = None
@@ -353,6 +353,7 @@ class Evaluate:
 
         _no_more(rest)
         device = _device(self.device)
+        _import(self.recipe)
         folder = find_checkpoint(self.run_folder)
         checkpoint = load_checkpoint(folder, device)
         recipe = _recipe_of(checkpoint.recipe, self.recipe)
@@ -439,6 +440,8 @@ class Predict:
     """As trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16."""
     memory_gb: Positive | None = None
     """GiB to compute in; by default most of what is free. More points than fit pass in chunks."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Predict and write the file."""
@@ -454,6 +457,7 @@ class Predict:
         if self.plot is not None:
             picture_format(self.plot)  # refused before the time is spent
         device = None if self.device == "auto" else _device(self.device)
+        _import(self.recipe)
         predictor = Predictor(self.run_folder, device, precision=self.precision, memory_gb=self.memory_gb)
         field = read_field(self.input)
         query = None
@@ -488,7 +492,7 @@ class Plot:
     data: Path | None = None
     """Another dataset than that which it was trained on."""
     recipe: str | None = None
-    """The Python file that was trained, where the problem is your own."""
+    """The Python file that was trained, where the problem or the model is your own."""
     datasets: Path = Path("datasets")
     samples: Count | None = None
     """Only the first so many test samples, where making all would take too long; what a card says is of all."""
@@ -554,12 +558,15 @@ class Export:
     """Steps that the file answers; by default as many as it was trained for."""
     tolerance: Positive = 1e-4
     """The largest relative difference from the operator."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Export, check, and say how close the file is."""
         from oformer.export import export
 
         _no_more(rest)
+        _import(self.recipe)
         seen = export(self.run_folder, self.out, self.times, self.tolerance)
         say(f"Wrote {self.out}: within {seen.error:.1e} of the operator at {len(seen.sizes)} sizes.")
         return 0
@@ -572,6 +579,8 @@ class Inspect:
     file: tyro.conf.Positional[Path]
     verify: bool = False
     """Also recompute the checksums of a dataset."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Look and print."""
@@ -579,6 +588,7 @@ class Inspect:
         from oformer.predict import find_checkpoint
 
         _no_more(rest)
+        _import(self.recipe)
         named = str(self.file).startswith("zoo:")
         show(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
         return 0
@@ -804,6 +814,8 @@ class Serve:
     open: bool = False
     """Open the page in a browser."""
     device: Device = "auto"
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Serve until stopped."""
@@ -811,6 +823,7 @@ class Serve:
         from oformer.shipped import zoo_folder, zoo_names
 
         _no_more(rest)
+        _import(self.recipe)
         sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
         if not sources:
             raise InputError(
@@ -1198,23 +1211,32 @@ def _shard(text: str | None) -> tuple[int, int]:
 
 
 def _recipe_of(content: dict[str, Any] | None, file: str | None = None) -> "Recipe":
-    """The recipe that a run or checkpoint holds; `file` makes a problem known that is not one of ours."""
+    """The recipe that a run or checkpoint holds; `file` makes a problem or model known that is not one of ours."""
     from oformer.config import from_json
+    from oformer.models import MODELS
     from oformer.problems import PROBLEMS
-    from oformer.recipes import recipe_named
     from oformer.training.recipe import Recipe
 
     if content is None:
         raise InputError("a checkpoint that knows its recipe", "one without", "Give its data with --data")
+    _import(file)
+    ours = {"problem": {kind.__name__ for kind in PROBLEMS.values()}, "model": set(MODELS)}
+    for part, known in ours.items():
+        if file is None and content[part] and content[part]["type"] not in known:
+            raise InputError(
+                f"a {part} of this package in the recipe",
+                f"`{content[part]['type']}`",
+                "Name the Python file that defines it: --recipe FILE.py",
+            )
+    return from_json(Recipe, content, "recipe")
+
+
+def _import(file: str | None) -> None:
+    """Make the problems and models of a person's own file known."""
+    from oformer.recipes import recipe_named
+
     if file is not None:
         recipe_named(file)
-    elif content["problem"] and content["problem"]["type"] not in {kind.__name__ for kind in PROBLEMS.values()}:
-        raise InputError(
-            "a problem of this package in the recipe",
-            f"`{content['problem']['type']}`",
-            "Name the Python file that defines it: --recipe FILE.py",
-        )
-    return from_json(Recipe, content, "recipe")
 
 
 def _recipe_of_run(run: Path, file: str | None = None) -> "Recipe":

@@ -104,7 +104,7 @@ def _named(kind: type, content: Any, where: str) -> type:
     known = by_name(kind)
     written = content.get("type", kind.__name__) if isinstance(content, dict) else kind.__name__
     if not isinstance(written, str) or written not in known:
-        raise _wrong(f"{where}.type", " or ".join(known), written)
+        raise _wrong(f"{where}.type", "one of " * (len(known) > 1) + ", ".join(sorted(known)), written)
     return known[written]
 
 

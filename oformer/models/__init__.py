@@ -2,6 +2,7 @@
 
 from oformer.models.base import ModelConfig, Normalization, Operator, OperatorModel
 from oformer.models.fno import FNO, FNOConfig
+from oformer.models.grids import GridModel
 from oformer.models.oformer import OFormer, OFormerConfig
 
 MODELS: dict[str, type[ModelConfig]] = {kind.__name__: kind for kind in (OFormerConfig, FNOConfig)}
@@ -10,6 +11,7 @@ __all__ = [
     "FNO",
     "MODELS",
     "FNOConfig",
+    "GridModel",
     "ModelConfig",
     "Normalization",
     "OFormer",
