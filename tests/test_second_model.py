@@ -14,7 +14,7 @@ from oformer.analysis import resolution_sweep
 from oformer.checkpoint import load_checkpoint
 from oformer.cli import main
 from oformer.config import from_json, to_json
-from oformer.errors import InputError
+from oformer.errors import InputError, OutOfMemory
 from oformer.export import export
 from oformer.fields import Field
 from oformer.meshes.grids import periodic_grid
@@ -80,14 +80,36 @@ def test_its_recipe_goes_through_json_and_that_of_an_unknown_model_is_refused_wi
         (tiny_fno(chunk=8), Ranks(0, 1), "not all together, got FNO. Leave training.chunk out"),
         (tiny_fno(), Ranks(0, 2, "points"), "not all together, got FNO. Use --split samples"),
         (tiny_fno(NORMED, accumulate=2), Ranks(0, 1), "batch normalization of FNO, got 1 process.*2 slice"),
+        (tiny_fno(NORMED, recompute=True), Ranks(0, 1), "training.recompute, got FNO with batch normalization"),
         (tiny_fno(NORMED), Ranks(0, 2), "batch normalization of FNO, got 2 process.*1 slice"),
     ],
-    ids=["chunk", "split points", "accumulate", "ranks"],
+    ids=["chunk", "split points", "accumulate", "recompute", "ranks"],
 )
 def test_settings_that_it_cannot_follow_are_refused_by_its_name(tmp_path, splits, recipe, ranks, message):
     with pytest.raises(InputError, match=message):
         run(recipe, tmp_path / "run", splits, ranks=ranks)
     assert not (tmp_path / "run").exists()
+
+
+def test_too_little_memory_is_said_with_ways_out_that_it_has(tmp_path, splits, monkeypatch):
+    def full(self, batch, times):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("oformer.training.loop.Stepper.__call__", full)
+    for model, ways in (
+        (None, r"--training\.accumulate 2 [^,]*, or --training\.recompute \([^()]*\)\.$"),
+        (NORMED, r"goes on with more memory\.$"),
+    ):
+        with pytest.raises(OutOfMemory, match=ways):
+            run(tiny_fno(model), tmp_path / str(model is None), splits)
+
+
+def test_recomputed_it_learns_the_same(tmp_path, splits):
+    for name, recompute in (("kept", False), ("again", True)):
+        run(tiny_fno(steps=4, recompute=recompute), tmp_path / name, splits)
+    kept, again = (load_checkpoint(find_checkpoint(tmp_path / name)).operator for name in ("kept", "again"))
+    for a, b in zip(kept.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_training_with_dropped_points_is_refused_by_its_name(tmp_path, splits):

@@ -5,6 +5,7 @@ Everything outside `Operator` speaks physical units. The statistics are buffers,
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Field, Sample, Spec, check_field
@@ -88,6 +90,11 @@ class OperatorModel(nn.Module):
         return False
 
     @property
+    def recomputes(self) -> bool:
+        """Whether it obeys `recompute`, by calling its parts through `_sparing`."""
+        return False
+
+    @property
     def compares_pairs(self) -> bool:
         """Whether its time grows with the number of pairs of points."""
         return False
@@ -109,6 +116,17 @@ class OperatorModel(nn.Module):
     def frames_per_encoding(self) -> int | None:
         """After how many frames a rollout encodes its own answer as the next input; None: it never does."""
         return None
+
+    def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
+        """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
+
+        Args:
+            part: to be called with tensors.
+            random: whether it draws random numbers, which must then be the same again.
+        """
+        if not (self.recompute and torch.is_grad_enabled()):
+            return part
+        return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
 
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """Named groups of parameters that training may treat apart (clipping)."""

@@ -124,13 +124,18 @@ class FNO(GridModel):
         places = (spec.dim + self.block) if config.coords else 0
         axes = spec.dim + self.block
         self.lift = nn.Linear(spec.in_times * spec.in_channels + places, config.width)
-        self.layers = nn.Sequential(*(FourierLayer(config, axes, n + 1 == config.depth) for n in range(config.depth)))
+        self.layers = nn.ModuleList(FourierLayer(config, axes, n + 1 == config.depth) for n in range(config.depth))
         self.hidden, self.values = nn.Linear(config.width, config.head), nn.Linear(config.head, spec.out_channels)
 
     @property
     def mixes_samples(self) -> bool:
         """Whether in training the samples of a batch feel each other."""
         return self.config.batch_norm
+
+    @property
+    def recomputes(self) -> bool:
+        """Yes, but for batch norms, which would count each batch twice."""
+        return not self.config.batch_norm
 
     @property
     def frames_per_encoding(self) -> int | None:
@@ -165,7 +170,8 @@ class FNO(GridModel):
         before = v.shape[1:-1]
         # Axes from the last to the first, each with what comes before it and behind it.
         v = F.pad(v, (0, 0, *(cells for amount in reversed(behind) for cells in (0, amount))))
-        v = self.layers(v)
+        for layer in self.layers:
+            v = self._sparing(layer)(v)
         for axis, points in enumerate(before, 1):
             v = v.narrow(axis, 0, points)
         return v.flatten(1, self.spec.dim)

@@ -8,7 +8,6 @@ a pre-norm and a residual, some encoders end in two layers, and irregular proble
 once ("mixing").
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -16,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
@@ -241,6 +239,11 @@ class OFormer(OperatorModel):
         return "query.local, which reads the nearest points" if self.config.query.local else None
 
     @property
+    def recomputes(self) -> bool:
+        """Whether it obeys `recompute`."""
+        return True
+
+    @property
     def needs_period(self) -> bool:
         """Whether it counts on coordinates that have the period of its spec."""
         return self.config.rotary == "integer" or (self.config.query.local and self.spec.periods is not None)
@@ -386,17 +389,6 @@ class OFormer(OperatorModel):
             return self._march(begin(input, query), query, times, step)
 
         return forward
-
-    def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
-        """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
-
-        Args:
-            part: to be called with tensors.
-            random: whether it draws random numbers, which must then be the same again.
-        """
-        if not (self.recompute and torch.is_grad_enabled()):
-            return part
-        return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
 
     def _marches_on_chip(self, z: Tensor) -> bool:
         """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths.

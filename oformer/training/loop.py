@@ -172,7 +172,7 @@ def _go_on(
                 try:
                     numbers = _descend(recipe, state, batch, position, ranks)
                 except torch.OutOfMemoryError as error:
-                    raise _out_of_memory(settings, batch, device) from error
+                    raise _out_of_memory(settings, state.operator.model, batch, device) from error
                 if state.step == first:
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
@@ -238,6 +238,12 @@ def _check(recipe: Recipe, model: OperatorModel, ranks: Ranks) -> None:
             f"{world} process(es), and batches in {settings.accumulate} slice(s)",
             "Train without it, or in one process with training.accumulate 1",
         )
+    if settings.recompute and not model.recomputes:
+        raise InputError(
+            "a model that can be computed again in parts for training.recompute",
+            f"{model.name}" + " with batch normalization" * model.mixes_samples,
+            "Leave it out",
+        )
     if model.needs_all_points is not None and (ranks.splits_points or settings.chunk is not None):
         raise InputError(
             "a model that reads sums over points alone (galerkin or fourier attention, query.local off) where the "
@@ -272,18 +278,23 @@ def _check_counts(recipe: Recipe, data: tuple[PointDataset, PointDataset]) -> No
         )
 
 
-def _out_of_memory(settings: Training, batch: Batch, device: torch.device) -> OutOfMemory:
+def _out_of_memory(settings: Training, model: OperatorModel, batch: Batch, device: torch.device) -> OutOfMemory:
     """What did not fit, and the settings that would make it."""
     points = max(batch.input.points, batch.query.points)
     if settings.chunk is not None:
         ways = [f"--training.chunk {max(1, settings.chunk // 2)} (fewer points at once)"]
     else:
-        each = batch.size // settings.accumulate
-        ways = [f"--training.accumulate {2 * settings.accumulate} (half as many samples at once)"] * (each % 2 == 0)
-        ways += ["--training.recompute (keep less, compute it again)"] * (not settings.recompute)
-        ways += [f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"]
+        halves = batch.size // settings.accumulate % 2 == 0 and not model.mixes_samples
+        ways = [f"--training.accumulate {2 * settings.accumulate} (half as many samples at once)"] * halves
+        ways += ["--training.recompute (keep less, compute it again)"] * (model.recomputes and not settings.recompute)
+        chunk = f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"
+        ways += [chunk] * (model.needs_all_points is None)
     what = f"a training step of {batch.size} samples of {points:,} points"
-    return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {', or '.join(ways)}.")
+    return OutOfMemory(
+        what,
+        str(device),
+        f"What was saved stays; the same command goes on with {', or '.join(ways or ['more memory'])}.",
+    )
 
 
 @contextlib.contextmanager
