@@ -19,6 +19,7 @@ from oformer.export import export
 from oformer.fields import Field
 from oformer.meshes.grids import periodic_grid
 from oformer.models import FNOConfig
+from oformer.playground.api import Question, Service
 from oformer.predict import Predictor, find_checkpoint
 from oformer.training.datasets import open_data
 from oformer.training.distributed import Ranks
@@ -168,6 +169,18 @@ def test_the_card_of_a_checkpoint_says_what_it_is(trained):
     assert "FNO of " in page
     assert "on a regular grid" in page
     assert "OFormer" not in page
+
+
+def test_it_is_served_on_grids_and_not_played_with(trained):
+    service, field = Service({"fno": Predictor(trained, "cpu", warn=False)}), wave(64)
+    service.count()
+    assert "play" not in service.describe("fno")
+    question = Question(coords=field.coords.numpy(), values=field.values.numpy())
+    assert service.predict("fno", question).points == 64
+    with pytest.raises(InputError, match="queries at the points of the input for FNO"):
+        service.predict("fno", dataclasses.replace(question, resolution=32))
+    with pytest.raises(InputError, match="to play with, got FNO, which reads regular grids alone"):
+        service.draw("fno", 0)
 
 
 @pytest.mark.parametrize("time", ["march", "block"])

@@ -265,7 +265,7 @@ class Operator(nn.Module):
         s = self.spec
         check_field("input", input, s.dim, s.in_times, s.in_channels)
         check_field("query", query, s.dim, None, s.query_channels)
-        self.model.check(input, query)
+        self.model.check(*(field if field.coords.ndim == 3 else field.batched() for field in (input, query)))
         sums = input.weights.sum(-1)
         wrong = sums[(sums - 1).abs() > SUM]
         if len(wrong):

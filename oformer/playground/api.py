@@ -133,7 +133,12 @@ class Service:
         """
         self.limits = limits or Limits()
         self.models = {
-            name: Served(name, predictor, scene_of(predictor.checkpoint.recipe, predictor.spec))
+            # To play is to add and erase sensors, and to ask elsewhere.
+            name: Served(
+                name,
+                predictor,
+                None if predictor.operator.model.needs_grid else scene_of(predictor.checkpoint.recipe, predictor.spec),
+            )
             for name, predictor in models.items()
         }
         self._kept: OrderedDict[tuple, Any] = OrderedDict()
@@ -290,11 +295,12 @@ class Service:
 
     def scene(self, name: str) -> Scene:
         """The scene of a model, refused where there is none."""
-        scene = self.model(name).scene
+        served = self.model(name)
+        scene, model = served.scene, served.predictor.operator.model
         if scene is None:
             raise InputError(
                 f"a problem behind `{name}` to play with",
-                "data alone",
+                f"{model.name}, which reads regular grids alone" if model.needs_grid else "data alone",
                 "Ask it with `predict`, with fields of your own",
             )
         return scene

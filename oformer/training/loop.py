@@ -290,11 +290,8 @@ def _out_of_memory(settings: Training, model: OperatorModel, batch: Batch, devic
         chunk = f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"
         ways += [chunk] * (model.needs_all_points is None)
     what = f"a training step of {batch.size} samples of {points:,} points"
-    return OutOfMemory(
-        what,
-        str(device),
-        f"What was saved stays; the same command goes on with {', or '.join(ways or ['more memory'])}.",
-    )
+    instead = ", or ".join(ways) or "more memory"
+    return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {instead}.")
 
 
 @contextlib.contextmanager
