@@ -21,8 +21,9 @@ The published layouts, as trainable numbers (a complex one counts twice):
     3-D, 8 modes, width 20, batch norm          6,558,537   Navier-Stokes, all frames at once ("block"), 6 of padding
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -64,6 +65,20 @@ class FNOConfig(ModelConfig):
         return FNO(self, spec)
 
 
+def convolved(v: Float[Tensor, "batch *grid width"], weight: Tensor, m: int) -> Float[Tensor, "batch *grid width"]:
+    """F⁻¹(R · F v), with m modes of each sign along each axis; R has the width twice, then real and imaginary parts."""
+    grid, axes = v.shape[1:-1], tuple(range(1, v.ndim - 1))
+    spectrum = torch.fft.rfftn(v, dim=axes).narrow(axes[-1], 0, m)
+    for axis in axes[:-1]:
+        high = spectrum.shape[axis] - m
+        spectrum = torch.cat([spectrum.narrow(axis, 0, m), spectrum.narrow(axis, high, m)], axis)
+    mixed = torch.einsum("b...i,...io->b...o", spectrum, torch.view_as_complex(weight))
+    for axis, points in zip(axes[:-1], grid[:-1], strict=True):
+        zeros = mixed.new_zeros(*mixed.shape[:axis], points - 2 * m, *mixed.shape[axis + 1 :])
+        mixed = torch.cat([mixed.narrow(axis, 0, m), zeros, mixed.narrow(axis, m, m)], axis)
+    return torch.fft.irfftn(mixed, s=grid, dim=axes)  # which fills the last axis with zeros
+
+
 class SpectralConvolution(nn.Module):
     """A convolution with a kernel of few Fourier modes: each mode of the channels times a matrix of its own."""
 
@@ -71,24 +86,14 @@ class SpectralConvolution(nn.Module):
         """Draw the matrices of 2 modes along each axis but the last, whose other half follows: values are real."""
         super().__init__()
         self.modes = modes
+        self.convolved: Callable[..., Any] = convolved
         # Real and imaginary part last, since optimizers and files hold real numbers.
         self.weight = nn.Parameter(torch.empty(*[2 * modes] * (axes - 1), modes, width, width, 2))
         nn.init.uniform_(self.weight, 0, 1 / width**2)
 
-    # A compiler has nothing to gain: it leaves complex numbers to torch, and warns of it.
-    @torch.compiler.disable(recursive=True)
     def forward(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid width"]:
         """Values at the same points."""
-        grid, axes, m = v.shape[1:-1], tuple(range(1, v.ndim - 1)), self.modes
-        spectrum = torch.fft.rfftn(v, dim=axes).narrow(axes[-1], 0, m)
-        for axis in axes[:-1]:
-            high = spectrum.shape[axis] - m
-            spectrum = torch.cat([spectrum.narrow(axis, 0, m), spectrum.narrow(axis, high, m)], axis)
-        mixed = torch.einsum("b...i,...io->b...o", spectrum, torch.view_as_complex(self.weight))
-        for axis, points in zip(axes[:-1], grid[:-1], strict=True):
-            zeros = mixed.new_zeros(*mixed.shape[:axis], points - 2 * m, *mixed.shape[axis + 1 :])
-            mixed = torch.cat([mixed.narrow(axis, 0, m), zeros, mixed.narrow(axis, m, m)], axis)
-        return torch.fft.irfftn(mixed, s=grid, dim=axes)  # which fills the last axis with zeros
+        return self.convolved(v, self.weight, self.modes)
 
 
 class FourierLayer(nn.Module):
@@ -120,12 +125,14 @@ class FNO(GridModel):
         super().__init__()
         self.config, self.spec = config, spec
         _check_problem(config, spec)
+        assert spec.grid is not None
         self.block = config.time == "block" and spec.out_times > 1
         places = (spec.dim + self.block) if config.coords else 0
         axes = spec.dim + self.block
         self.lift = nn.Linear(spec.in_times * spec.in_channels + places, config.width)
         self.layers = nn.ModuleList(FourierLayer(config, axes, n + 1 == config.depth) for n in range(config.depth))
         self.hidden, self.values = nn.Linear(config.width, config.head), nn.Linear(config.head, spec.out_channels)
+        self._padded(spec.grid)
 
     @property
     def mixes_samples(self) -> bool:
@@ -142,6 +149,12 @@ class FNO(GridModel):
         """One, where it marches: each answer is part of the next input."""
         return 1 if self.spec.out_times > 1 and not self.block else None
 
+    def before_compiling(self) -> None:
+        """Leave the transforms to torch as they are: its compiler has no complex numbers, and warns of them."""
+        for part in self.modules():
+            if isinstance(part, SpectralConvolution):
+                part.convolved = torch.compiler.disable(convolved)
+
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """The parameters before and after the latents."""
         decoder = [*self.hidden.parameters(), *self.values.parameters()]
@@ -154,25 +167,25 @@ class FNO(GridModel):
     def check(self, input: Field, query: Field) -> None:
         """Refuse points that are no regular grid, a grid with fewer points than modes, and other queries."""
         super().check(input, query)
-        self._check_modes(self.grid_of(input))
+        self._padded(self.grid_of(input))
 
     def encode(self, input: Field) -> Float[Tensor, "batch points *times width"]:
         """Latents at the points of the grid, at all times where time is one of its axes."""
         grid = self.grid_of(input)
-        sizes = self._check_modes(grid)
+        padded = self._padded(grid)
         features = input.values.permute(0, 2, 1, 3).flatten(2)
         if self.config.coords:
             features = torch.cat([features, input.coords.to(features.dtype)], -1)
         if self.block:
             features = self._over_time(features)
         v = in_full(self.lift(features)).unflatten(1, grid)
-        behind = [padded - points for padded, points in zip(sizes, v.shape[1:-1], strict=True)]
-        before = v.shape[1:-1]
-        # Axes from the last to the first, each with what comes before it and behind it.
-        v = F.pad(v, (0, 0, *(cells for amount in reversed(behind) for cells in (0, amount))))
+        sizes = v.shape[1:-1]
+        behind = [more - points for more, points in zip(padded, sizes, strict=True)]
+        # From the last axis, which is the channels, to the first: cells before it and cells behind it.
+        v = F.pad(v, (0, 0, *(cells for count in reversed(behind) for cells in (0, count))))
         for layer in self.layers:
             v = self._sparing(layer)(v)
-        for axis, points in enumerate(before, 1):
+        for axis, points in enumerate(sizes, 1):
             v = v.narrow(axis, 0, points)
         return v.flatten(1, self.spec.dim)
 
@@ -193,7 +206,7 @@ class FNO(GridModel):
         return values.movedim(2, 1)[:, :times] if self.block else values.unsqueeze(1)
 
     def _over_time(self, features: Float[Tensor, "batch points numbers"]) -> Float[Tensor, "batch points times more"]:
-        """The features of a point at each time that is asked for, and the time as a fraction of the last."""
+        """The features of a point at each time of training, and the time as a fraction of the last."""
         times = self.spec.out_times
         features = features.unsqueeze(2).expand(-1, -1, times, -1)
         if not self.config.coords:
@@ -201,7 +214,7 @@ class FNO(GridModel):
         time = torch.arange(1, times + 1, dtype=features.dtype, device=features.device) / times
         return torch.cat([features, time[:, None].expand(*features.shape[:-1], 1)], -1)
 
-    def _check_modes(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def _padded(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """The cells along each axis with padding, refused where they are too few for the modes."""
         padding, periodic = self.config.padding, self.spec.periods is not None
         sizes = tuple(points + (0 if periodic else padding) for points in grid)

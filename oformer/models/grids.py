@@ -57,7 +57,6 @@ class GridModel(OperatorModel):
         return sizes
 
 
-@torch.compiler.disable(recursive=True)
 def _sizes(coords: Tensor, weights: Tensor, periods: tuple[float, ...] | None) -> tuple[int, ...] | None:
     """The grid that all samples of a batch lie on; None where there is none."""
     if bool((weights <= 0).any()):

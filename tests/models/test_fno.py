@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -126,7 +128,7 @@ def test_padding_keeps_the_ends_of_a_line_without_period_apart():
     torch.manual_seed(0)
     for padding in (0, 5):
         layer = FNOConfig(width=3, modes=4, depth=1, coords=False, padding=padding).build(spec)
-        assert layer._check_modes((32,)) == (32 + padding,)
+        assert layer._padded((32,)) == (32 + padding,)
         field = Field.of(torch.linspace(0, 1, 32)[:, None], torch.randn(32)).batched()
         rolled = dataclasses.replace(field, values=field.values.roll(1, 2))
         with torch.no_grad():
@@ -143,9 +145,10 @@ def test_padding_keeps_the_ends_of_a_line_without_period_apart():
             "a problem on a regular grid for FNO.*got scattered points",
         ),
         (dataclasses.replace(LINE, query_channels=1), FNOConfig(), "values alone.*for FNO, got .* 1 query features"),
+        (PLANE, FNOConfig(modes=5), "at least 10 points along each axis for FNO of 5 modes, got 8 x 10"),
         (dataclasses.replace(PLANE, in_channels=2), FNOConfig(), "channels of the input for FNO that marches.*got 2"),
     ],
-    ids=["scattered", "features", "other channels"],
+    ids=["scattered", "features", "few points", "other channels"],
 )
 def test_problems_without_a_place_for_it_are_refused(spec, config, message):
     with pytest.raises(InputError, match=message):
@@ -198,3 +201,38 @@ def test_a_batch_has_no_influence_on_its_samples():
         for one, row in zip(values, model(together, together), strict=True):
             alone = Field.of(points, one).batched()
             torch.testing.assert_close(model(alone, alone)[0], row)
+
+
+COMPILED = """
+import copy
+import warnings
+
+import torch
+
+from oformer.fields import Field, Spec
+from oformer.meshes.grids import periodic_grid
+from oformer.models import FNOConfig, Normalization, Operator
+
+warnings.filterwarnings("error", "Torchinductor does not support code generation for complex")
+spec = Spec(dim=2, in_times=2, in_channels=1, out_times=3, out_channels=1, grid=(8, 10), periods=(1.0, 2.0))
+operator = Operator(FNOConfig(width=4, modes=2, depth=2, head=5).build(spec), Normalization())
+field = Field.of(periodic_grid((8, 10), (1.0, 2.0)).float().expand(2, -1, -1), torch.randn(2, 2, 80, 1))
+plain = operator.predict_normalized(field, field)
+plain.square().sum().backward()
+wanted = [p.grad.clone() for p in operator.parameters()]
+operator.zero_grad()
+operator.compiled = operator.model.compiled(operator.normalized)
+compiled = operator.predict_normalized(field, field)
+compiled.square().sum().backward()
+torch.testing.assert_close(compiled, plain)
+for p, gradient in zip(operator.parameters(), wanted, strict=True):
+    torch.testing.assert_close(p.grad, gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()))
+copy.deepcopy(operator.model)(field, field)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_it_says_the_same_and_the_compiler_says_nothing_of_complex_numbers():
+    """In a process of its own, without shape checks, which are not for compilers."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
