@@ -20,6 +20,7 @@ from run import FITTED, HERE, Kernel, Row, exponent, read_rows
 from oformer.errors import InputError
 from oformer.experiments.recipes import recipe_named
 from oformer.files import write_text
+from oformer.models import OFormerConfig
 from oformer.plots.style import (
     MUTED,
     PREDICTION,
@@ -253,6 +254,7 @@ def gradient_bytes(recipe: Recipe) -> float:
 
 def split_bytes(recipe: Recipe) -> float:
     """Bytes of the matrices KᵀWV of a step, forward and backward, for norms that need no statistics over points."""
+    assert isinstance(recipe.model, OFormerConfig)
     e, q = recipe.model.encoder, recipe.model.query
     numbers = e.depth * e.heads * e.width**2 + q.heads * q.width**2 + q.mixing * q.width**2
     return 2 * 4.0 * recipe.training.batch * numbers
@@ -260,6 +262,7 @@ def split_bytes(recipe: Recipe) -> float:
 
 def split_messages(recipe: Recipe) -> int:
     """How many of them there are: one for each attention layer, there and back."""
+    assert isinstance(recipe.model, OFormerConfig)
     return 2 * (recipe.model.encoder.depth + 1 + recipe.model.query.mixing)
 
 

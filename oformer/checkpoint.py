@@ -16,11 +16,11 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from oformer.config import from_json, to_json
+from oformer.config import by_name, from_json, to_json
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
 from oformer.files import listed, map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
-from oformer.models import MODELS, Normalization, Operator
+from oformer.models import ModelConfig, Normalization, Operator
 from oformer.models.chunked import InChunks
 from oformer.statistics import Seen
 
@@ -223,15 +223,20 @@ def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 def _built(config: StoredConfig, path: Path, stored: Mapping[str, np.ndarray]) -> Operator:
     """The operator that config.json describes, refused where its sizes are not those of the stored weights."""
-    kind = config.model.get("type")
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise InputError(f"one of {', '.join(MODELS)} at `model.type` of {path}", repr(kind), EDITED)
+    kind, known = config.model.get("type"), by_name(ModelConfig)
+    del known[ModelConfig.__name__]  # which builds nothing
+    if not isinstance(kind, str) or kind not in known:
+        raise InputError(
+            f"one of {', '.join(known)} at `model.type` of {path}",
+            repr(kind),
+            "For a model of your own, import the Python file that defines it first, or name it: --recipe FILE.py",
+        )
     room = sum(array.size for array in stored.values())
     if (largest := max(_sizes(config))) > room:
         raise InputError(
             f"sizes at `model` and `spec` of {path} that fit the {room:,} numbers of {WEIGHTS}", f"{largest:,}", EDITED
         )
-    model = from_json(MODELS[kind], config.model, f"{path}.model")
+    model = from_json(known[kind], config.model, f"{path}.model")
     try:
         with _AtMost(room, path):
             operator = Operator(model.build(config.spec), config.normalization)
@@ -380,17 +385,18 @@ def how_to_use(checkpoint: Checkpoint, place: str) -> list[str]:
 
 def model_card(checkpoint: Checkpoint) -> str:
     """The README of a checkpoint."""
-    spec, scores = checkpoint.operator.spec, checkpoint.scores
+    spec, scores, model = checkpoint.operator.spec, checkpoint.scores, checkpoint.operator.model
+    where = "on a regular grid" if model.needs_grid else "at any points"
     lines = [
         f"# {checkpoint.name}",
         "",
-        f"An OFormer of {parameter_count(checkpoint.operator):,} parameters after {checkpoint.step:,} training steps.",
+        f"{model.name} of {parameter_count(checkpoint.operator):,} parameters, {checkpoint.step:,} training steps.",
         "",
         "| | |",
         "|---|---|",
         f"| dimension | {spec.dim} |",
-        f"| input | {spec.in_times} frame(s) of {spec.in_channels} channel(s), at any points |",
-        f"| output | {spec.out_times} frame(s) of {spec.out_channels} channel(s), at any points |",
+        f"| input | {spec.in_times} frame(s) of {spec.in_channels} channel(s), {where} |",
+        f"| output | {spec.out_times} frame(s) of {spec.out_channels} channel(s), {where} |",
         f"| trained on | {'a grid of ' + ' x '.join(map(str, spec.grid)) if spec.grid else 'scattered points'} |",
     ]
     if checkpoint.data is not None:

@@ -75,15 +75,17 @@ class List:
 
     def run(self, rest: list[str]) -> int:
         """Print the table, or one recipe's settings."""
-        from oformer.experiments.recipes import RECIPES, recipe_named
+        from oformer.experiments.recipes import BASELINES, RECIPES, recipe_named
 
         if self.name is not None:
             _override(recipe_named(self.name), [*rest, "--help"], self.name)
-        rows = [
-            (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
+        rows = {
+            n: (n, f"{_size(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
             for n, r in RECIPES.items()
-        ]
-        table(("recipe", "parameters", "training", "generator", "paper"), rows)
+        }
+        columns = ("parameters", "training", "generator", "paper")
+        table(("recipe", *columns), [row for n, row in rows.items() if n not in BASELINES])
+        table(("baseline: another model", *columns), [rows[n] for n in BASELINES])
         return 0
 
 
@@ -329,7 +331,7 @@ class Evaluate:
     data: Path | None = None
     """Another dataset than that which it was trained on."""
     recipe: str | None = None
-    """The Python file that was trained, where the problem is your own."""
+    """The Python file that was trained, where the problem or the model is your own."""
     datasets: Path = Path("datasets")
     split: Literal["train", "test"] = "test"
     samples: Count | None = None
@@ -348,6 +350,7 @@ class Evaluate:
 
         _no_more(rest)
         device = _device(self.device)
+        _import(self.recipe)
         folder = find_checkpoint(self.run_folder)
         checkpoint = load_checkpoint(folder, device)
         recipe = _recipe_of(checkpoint.recipe, self.recipe)
@@ -434,6 +437,8 @@ class Predict:
     """As trained, or faster on a GPU: products in TF32, or the model in float16 or bfloat16."""
     memory_gb: Positive | None = None
     """GiB to compute in; by default most of what is free. More points than fit pass in chunks."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Predict and write the file."""
@@ -449,6 +454,7 @@ class Predict:
         if self.plot is not None:
             picture_format(self.plot)  # refused before the time is spent
         device = None if self.device == "auto" else _device(self.device)
+        _import(self.recipe)
         predictor = Predictor(self.run_folder, device, precision=self.precision, memory_gb=self.memory_gb)
         field = read_field(self.input)
         query = None
@@ -483,7 +489,7 @@ class Plot:
     data: Path | None = None
     """Another dataset than that which it was trained on."""
     recipe: str | None = None
-    """The Python file that was trained, where the problem is your own."""
+    """The Python file that was trained, where the problem or the model is your own."""
     datasets: Path = Path("datasets")
     samples: Count | None = None
     """Only the first so many test samples, where making all would take too long; what a card says is of all."""
@@ -549,12 +555,15 @@ class Export:
     """Steps that the file answers; by default as many as it was trained for."""
     tolerance: Positive = 1e-4
     """The largest relative difference from the operator."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Export, check, and say how close the file is."""
         from oformer.export import export
 
         _no_more(rest)
+        _import(self.recipe)
         seen = export(self.run_folder, self.out, self.times, self.tolerance)
         say(f"Wrote {self.out}: within {seen.error:.1e} of the operator at {len(seen.sizes)} sizes.")
         return 0
@@ -567,6 +576,8 @@ class Inspect:
     file: tyro.conf.Positional[Path]
     verify: bool = False
     """Also recompute the checksums of a dataset."""
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Look and print."""
@@ -574,6 +585,7 @@ class Inspect:
         from oformer.inspection import describe
 
         _no_more(rest)
+        _import(self.recipe)
         named = str(self.file).startswith("zoo:")
         show(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))
         return 0
@@ -799,6 +811,8 @@ class Serve:
     open: bool = False
     """Open the page in a browser."""
     device: Device = "auto"
+    recipe: str | None = None
+    """The Python file that was trained, where the model is your own."""
 
     def run(self, rest: list[str]) -> int:
         """Serve until stopped."""
@@ -806,6 +820,7 @@ class Serve:
         from oformer.playground.server import serve
 
         _no_more(rest)
+        _import(self.recipe)
         sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
         if not sources:
             raise InputError(
@@ -1120,6 +1135,7 @@ def _override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "
 def _recipe_for(data: Path | None) -> "Recipe":
     """A recipe for a dataset of one's own: sizes and steps chosen from it."""
     from oformer.inspection import describe
+    from oformer.models import OFormerConfig
     from oformer.training.datasets import open_own
     from oformer.training.sizes import recipe_for
 
@@ -1128,6 +1144,7 @@ def _recipe_for(data: Path | None) -> "Recipe":
     say(describe(data))
     recipe = recipe_for(open_own(data), data.stem)
     t, model = recipe.training, recipe.model
+    assert isinstance(model, OFormerConfig)
     say(f"Chosen from the data, where you do not say otherwise: {t.steps:,} steps of {t.batch}, "
         f"width {model.encoder.width}, depth {model.encoder.depth}. "
         "Change any: --training.steps, --model.encoder.width...")  # fmt: skip
@@ -1191,23 +1208,32 @@ def _shard(text: str | None) -> tuple[int, int]:
 
 
 def _recipe_of(content: dict[str, Any] | None, file: str | None = None) -> "Recipe":
-    """The recipe that a run or checkpoint holds; `file` makes a problem known that is not one of ours."""
+    """The recipe that a run or checkpoint holds; `file` makes a problem or model known that is not one of ours."""
     from oformer.config import from_json
-    from oformer.experiments.recipes import recipe_named
+    from oformer.models import MODELS
     from oformer.problems import PROBLEMS
     from oformer.training.recipe import Recipe
 
     if content is None:
         raise InputError("a checkpoint that knows its recipe", "one without", "Give its data with --data")
+    _import(file)
+    ours = {"problem": {kind.__name__ for kind in PROBLEMS.values()}, "model": set(MODELS)}
+    for part, known in ours.items():
+        if file is None and content[part] and content[part]["type"] not in known:
+            raise InputError(
+                f"a {part} of this package in the recipe",
+                f"`{content[part]['type']}`",
+                "Name the Python file that defines it: --recipe FILE.py",
+            )
+    return from_json(Recipe, content, "recipe")
+
+
+def _import(file: str | None) -> None:
+    """Make the problems and models of a person's own file known."""
+    from oformer.experiments.recipes import recipe_named
+
     if file is not None:
         recipe_named(file)
-    elif content["problem"] and content["problem"]["type"] not in {kind.__name__ for kind in PROBLEMS.values()}:
-        raise InputError(
-            "a problem of this package in the recipe",
-            f"`{content['problem']['type']}`",
-            "Name the Python file that defines it: --recipe FILE.py",
-        )
-    return from_json(Recipe, content, "recipe")
 
 
 def _recipe_of_run(run: Path, file: str | None = None) -> "Recipe":

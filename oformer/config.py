@@ -74,7 +74,7 @@ def _read(kind: Any, content: Any, where: str) -> Any:
             raise _wrong(where, "an object", content)
         return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in content.items()}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _read_dataclass(kind, content, where)
+        return _read_dataclass(_named(kind, content, where), content, where)
     if kind is float and isinstance(content, int) and not isinstance(content, bool):
         return float(content)
     if kind is type(None) and content is None:
@@ -85,18 +85,32 @@ def _read(kind: Any, content: Any, where: str) -> Any:
 
 
 def _read_union(arguments: tuple[Any, ...], content: Any, where: str) -> Any:
-    by_name = {kind.__name__: kind for argument in arguments for kind in _with_subclasses(argument)}
-    if by_name and isinstance(content, dict) and "type" in content:
+    known = {name: kind for argument in arguments for name, kind in by_name(argument).items()}
+    if known and isinstance(content, dict) and "type" in content:
         kind = content["type"]
-        if not isinstance(kind, str) or kind not in by_name:
-            raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(by_name)), kind)
-        return _read(by_name[kind], content, where)
+        if not isinstance(kind, str) or kind not in known:
+            raise _wrong(f"{where}.type", "one of " + ", ".join(sorted(known)), kind)
+        return _read(known[kind], content, where)
     for argument in arguments:
         try:
             return _read(argument, content, where)
         except InputError:
             continue
     raise _wrong(where, " or ".join(getattr(a, "__name__", str(a)) for a in arguments), content)
+
+
+def _named(kind: type, content: Any, where: str) -> type:
+    """The class that the content names: the one that is asked for, or one derived from it."""
+    known = by_name(kind)
+    written = content.get("type", kind.__name__) if isinstance(content, dict) else kind.__name__
+    if not isinstance(written, str) or written not in known:
+        raise _wrong(f"{where}.type", "one of " * (len(known) > 1) + ", ".join(sorted(known)), written)
+    return known[written]
+
+
+def by_name(kind: Any) -> dict[str, type]:
+    """A dataclass and all that derive from it, as far as they are imported, by the names in files."""
+    return {known.__name__: known for known in _with_subclasses(kind)}
 
 
 def _with_subclasses(kind: Any) -> Iterator[Any]:
@@ -119,10 +133,7 @@ def _read_tuple(arguments: tuple[Any, ...], content: Any, where: str) -> tuple:
 def _read_dataclass(kind: Any, content: Any, where: str) -> Any:
     if not isinstance(content, dict):
         raise _wrong(where, f"the fields of {kind.__name__}", content)
-    content = dict(content)
-    written = content.pop("type", kind.__name__)
-    if written != kind.__name__:
-        raise _wrong(f"{where}.type", kind.__name__, written)
+    content = {name: item for name, item in content.items() if name != "type"}
     hints = get_type_hints(kind)
     fields = [f for f in dataclasses.fields(kind) if f.init]
     needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}

@@ -93,6 +93,12 @@ def export(
     checkpoint = _checkpoint(source)
     operator = _plain(checkpoint.operator)
     times = operator.horizon(times)
+    if operator.model.needs_grid:
+        raise InputError(
+            "a model that reads scattered points, for a file whose numbers of points and queries are free",
+            f"{operator.model.name}, which reads a regular grid",
+            "Use the checkpoint itself",
+        )
     if suffix == ".onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):  # before minutes of tracing
             _needed(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining
@@ -69,6 +69,8 @@ class Predictor:
         self.precision: Precision = precision
         self.memory_gb, self.warn, self.differentiable = memory_gb, warn, differentiable
         model = self.operator.model
+        if compile:
+            model.before_compiling()
         self._encode = torch.compile(model.encode) if compile else model.encode
         self._respond = torch.compile(model.answer) if compile else model.answer
 
@@ -253,7 +255,7 @@ class Predictor:
 
     def _room(self, budget: float) -> int:
         """How many points, times samples, the model can hold at once in so many bytes."""
-        widest = max(layer.out_features for layer in self.operator.model.modules() if isinstance(layer, nn.Linear))
+        widest = max((p.shape[0] for p in self.operator.model.parameters() if p.ndim > 1), default=1)
         size = 4 if self.operator.autocast is None else self.operator.autocast.itemsize
         return max(1, int(budget / (size * HELD * widest)))
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from oformer.data.dataset import View
-from oformer.models import Normalization, OFormerConfig
+from oformer.models import FNOConfig, Normalization, OFormerConfig
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.problems import Burgers, NavierStokes
 from oformer.training.losses import Loss
@@ -44,3 +44,9 @@ def tiny_recipe(**training: Any) -> Recipe:
         ),
         training=dataclasses.replace(settings, **training),
     )
+
+
+def tiny_fno(model: FNOConfig | None = None, **training: Any) -> Recipe:
+    """The same data for an FNO, which needs all points of its grid."""
+    model = model or FNOConfig(width=12, modes=6, depth=2, head=16)
+    return dataclasses.replace(tiny_recipe(drop=None, **training), name="tiny-fno", model=model)

@@ -1,5 +1,7 @@
 """Uniform grids with their quadrature weights, and weights for scattered points on a line."""
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -71,3 +73,31 @@ def cell_grid(cells: tuple[int, ...], lengths: tuple[float, ...]) -> Float[Tenso
     """The centers (i + 1/2)/n of the cells of a box, none on its border; row-major, the last axis fastest."""
     axes = [(torch.arange(n, dtype=torch.float64) + 0.5) * (p / n) for n, p in zip(cells, lengths, strict=True)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+
+
+def grid_sizes(coords: Float[Tensor, "points dim"], periods: tuple[float, ...] | None = None) -> tuple[int, ...] | None:
+    """Points per axis of a regular grid, row-major and ascending; None where the points are none, but for rounding.
+
+    Args:
+        coords: of the points.
+        periods: of the domain; the grid must then go once around, the end not repeated.
+    """
+    sizes, lines = [], []
+    for axis, x in enumerate(coords.unbind(-1)):
+        gaps = x.sort().values.diff()
+        step = float(gaps.amax()) if len(gaps) else 0.0
+        count = 1 + int((gaps > 0.5 * step).sum()) if step > 0 else 1
+        if count > 1:
+            step = float(x.amax() - x.amin()) / (count - 1)
+        if periods is not None and count > 1 and abs(step * count - periods[axis]) > 0.01 * step:
+            return None
+        sizes.append(count)
+        lines.append((x.amin() + step * torch.arange(count, dtype=x.dtype, device=x.device), 0.01 * step))
+    if math.prod(sizes) != len(coords):
+        return None
+    grids = torch.meshgrid(*(line for line, _ in lines), indexing="ij")
+    near = (
+        (x - grid.reshape(-1)).abs() <= slack
+        for x, grid, (_, slack) in zip(coords.unbind(-1), grids, lines, strict=True)
+    )
+    return tuple(sizes) if all(bool(close.all()) for close in near) else None

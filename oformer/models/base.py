@@ -5,14 +5,16 @@ Everything outside `Operator` speaks physical units. The statistics are buffers,
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Field, Sample, Spec, check_field
@@ -47,30 +49,63 @@ def products_in(precision: Precision) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class ModelConfig(Protocol):
-    """A configuration that can build its model."""
+@dataclass(frozen=True)
+class ModelConfig:
+    """The base of all configurations of models: frozen dataclasses of plain values, stored by the name of the class."""
 
     def build(self, spec: Spec) -> "OperatorModel":
         """The model for a problem of the given shape."""
-        ...
+        raise NotImplementedError
 
 
 class OperatorModel(nn.Module):
-    """What a model promises: values at the queries from values at the input points, both on unit scale."""
+    """What a model promises: values at the queries from values at the input points, both on unit scale.
+
+    A model must give `answer`, and set `config` and `spec`. Training, prediction, export and the playground ask the
+    properties below what a model can do; their defaults promise as little as possible.
+    """
 
     spec: Spec
     config: Any  # a ModelConfig; each model names its own
     recompute: bool = False  # in training, keep what enters the parts of the model and compute the rest again
 
     @property
-    def queries_independent(self) -> bool:
-        """Whether a query's answer is the same whichever other queries are asked with it."""
-        raise NotImplementedError
+    def name(self) -> str:
+        """What messages and model cards call it."""
+        return type(self).__name__
 
     @property
-    def reads_sums_alone(self) -> bool:
-        """Whether points feel each other through sums that it asks `over_points` for, and in no other way."""
+    def queries_independent(self) -> bool:
+        """Whether a query's answer is the same whichever other queries are asked with it."""
         return False
+
+    @property
+    def needs_grid(self) -> bool:
+        """Whether it reads values on a regular grid, and answers there, alone (`models/grids.py`)."""
+        return False
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether in training the samples of a batch feel each other, as under batch normalization."""
+        return False
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it obeys `recompute`, by calling its parts through `_sparing`."""
+        return False
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether its time grows with the number of pairs of points."""
+        return False
+
+    @property
+    def needs_all_points(self) -> str | None:
+        """What needs all points of a sample at once, in words; None if they may pass in chunks.
+
+        They may where points feel each other through sums that the model asks `over_points` for, and in no other way.
+        """
+        return self.name
 
     @property
     def needs_period(self) -> bool:
@@ -82,24 +117,50 @@ class OperatorModel(nn.Module):
         """After how many frames a rollout encodes its own answer as the next input; None: it never does."""
         return None
 
+    def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
+        """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
+
+        Args:
+            part: to be called with tensors.
+            random: whether it draws random numbers, which must then be the same again.
+        """
+        if not (self.recompute and torch.is_grad_enabled()):
+            return part
+        return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
+
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """Named groups of parameters that training may treat apart (clipping)."""
-        raise NotImplementedError
+        return {}
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """The matrices between hidden channels: no tables, and no layer that sees raw values or makes final ones."""
-        raise NotImplementedError
+        return []
+
+    def check(self, input: Field, query: Field) -> None:
+        """Refuse points that the model cannot read; fields are physical and have a batch axis."""
 
     def encode(self, input: Field) -> Tensor:
-        """What is computed of the input once, however many queries follow."""
-        raise NotImplementedError
+        """What is computed of the input once, however many queries follow; by default nothing but its values."""
+        return input.values
 
     def answer(self, latents: Tensor, input: Field, query: Field, times: int | None = None) -> Tensor:
-        """Values of shape (batch, times, queries, channels), from what `encode` gave."""
+        """Values of shape (batch, times, queries, channels), from what `encode` gave.
+
+        Args:
+            latents: what `encode` made of the input.
+            input: the field that was encoded, on unit scale.
+            query: where to answer.
+            times: frames; by default as many as in training, or `frames_per_encoding` of them.
+        """
         raise NotImplementedError
+
+    def before_compiling(self) -> None:
+        """Make ready for torch.compile, where something in the model must be kept from it."""
 
     def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
         """The forward pass, compiled for each shape that it meets, with what prepares input and query for it."""
+
+        self.before_compiling()
 
         def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
             return self.forward(*prepare(input, query), times)
@@ -186,6 +247,7 @@ class Operator(nn.Module):
         low = torch.full((s.dim,), torch.inf, dtype=torch.float64)
         high, query_low, query_high = -low, low, -low
         for sample in samples:
+            self.model.check(sample.input.batched(), sample.query.batched())
             inputs.add(sample.input.values)
             seen.add(sample.input)
             targets.add(sample.target)
@@ -208,6 +270,7 @@ class Operator(nn.Module):
         s = self.spec
         check_field("input", input, s.dim, s.in_times, s.in_channels)
         check_field("query", query, s.dim, None, s.query_channels)
+        self.model.check(*(field if field.coords.ndim == 3 else field.batched() for field in (input, query)))
         sums = input.weights.sum(-1)
         wrong = sums[(sums - 1).abs() > SUM]
         if len(wrong):

@@ -79,11 +79,11 @@ class _Chunks:
             size: points of each sample at once.
             seed: of what is drawn at random in a chunk, which must be the same each time; None: nothing is.
         """
-        if not model.reads_sums_alone:
+        if model.needs_all_points is not None:
             raise InputError(
-                f"at most {size:,} points at once where not all is a sum over points: softmax needs every pair of them",
+                f"at most {size:,} points at once where all of a sample must be together for {model.needs_all_points}",
                 f"{max(input.points, query.points):,}",
-                "Give fewer points or more memory, or train with attention galerkin or fourier",
+                "Give fewer points or more memory; attention galerkin or fourier reads points in chunks",
             )
         self.run, self.query, self.size, self.seed = run, query, size, seed
         # Queries that do not feel each other are part of no sum: one stands for all of them.
@@ -246,7 +246,7 @@ def answered_in_turn(
     sums: list[Tensor] = []
     for first in range(0, query.points, size):
         asked = points_of(query, first, first + size)
-        if not model.reads_sums_alone:
+        if model.needs_all_points is not None:
             yield model.answer(latents, input, asked, times)
             continue
         with _ONE_AT_A_TIME, points_split(_Known(sums) if first else _noted(sums)):

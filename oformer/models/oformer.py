@@ -8,7 +8,6 @@ a pre-norm and a residual, some encoders end in two layers, and irregular proble
 once ("mixing").
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -16,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
-from oformer.models.base import OperatorModel
+from oformer.models.base import ModelConfig, OperatorModel
 from oformer.models.rollout import fused_rollout
 from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
@@ -97,7 +95,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class OFormerConfig:
+class OFormerConfig(ModelConfig):
     """An OFormer, complete: with a `Spec` it is enough to build one."""
 
     attention: AttentionKind = "galerkin"
@@ -115,11 +113,6 @@ class OFormerConfig:
                 raise InputError(f"an even `{name}`", str(value), "Rotary encoding turns channels in pairs")
         if self.encoder.depth < 1 or not self.encoder.multipliers:
             raise InputError("an encoder of at least one block with a multiplier", f"depth {self.encoder.depth}")
-
-    @property
-    def reads_sums_alone(self) -> bool:
-        """Whether points feel each other through sums over all points alone, so that they may pass in chunks."""
-        return KINDS[self.attention].linear and not self.query.local
 
     def build(self, spec: Spec) -> "OFormer":
         """The model for a problem."""
@@ -234,9 +227,21 @@ class OFormer(OperatorModel):
         return self.mix is None and not self.cross.attention.couples_queries
 
     @property
-    def reads_sums_alone(self) -> bool:
-        """Whether points feel each other through sums that it asks `over_points` for, and in no other way."""
-        return self.config.reads_sums_alone
+    def compares_pairs(self) -> bool:
+        """Whether its time grows with the number of pairs of points."""
+        return not KINDS[self.config.attention].linear
+
+    @property
+    def needs_all_points(self) -> str | None:
+        """What needs all points of a sample at once, in words; None if they may pass in chunks."""
+        if self.compares_pairs:
+            return f"{self.config.attention} attention, which compares every pair of points"
+        return "query.local, which reads the nearest points" if self.config.query.local else None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it obeys `recompute`."""
+        return True
 
     @property
     def needs_period(self) -> bool:
@@ -384,17 +389,6 @@ class OFormer(OperatorModel):
             return self._march(begin(input, query), query, times, step)
 
         return forward
-
-    def _sparing(self, part: Callable[..., Any], random: bool = False) -> Callable[..., Any]:
-        """A part of the model; with `recompute` one that keeps its arguments alone, and is computed again to go back.
-
-        Args:
-            part: to be called with tensors.
-            random: whether it draws random numbers, which must then be the same again.
-        """
-        if not (self.recompute and torch.is_grad_enabled()):
-            return part
-        return functools.partial(checkpoint, part, use_reentrant=False, preserve_rng_state=random)
 
     def _marches_on_chip(self, z: Tensor) -> bool:
         """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths.

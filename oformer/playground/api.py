@@ -134,7 +134,12 @@ class Service:
         """
         self.limits = limits or Limits()
         self.models = {
-            name: Served(name, predictor, scene_of(predictor.checkpoint.recipe, predictor.spec))
+            # To play is to add and erase sensors, and to ask elsewhere.
+            name: Served(
+                name,
+                predictor,
+                None if predictor.operator.model.needs_grid else scene_of(predictor.checkpoint.recipe, predictor.spec),
+            )
             for name, predictor in models.items()
         }
         self._kept: OrderedDict[tuple, Any] = OrderedDict()
@@ -291,11 +296,12 @@ class Service:
 
     def scene(self, name: str) -> Scene:
         """The scene of a model, refused where there is none."""
-        scene = self.model(name).scene
+        served = self.model(name)
+        scene, model = served.scene, served.predictor.operator.model
         if scene is None:
             raise InputError(
                 f"a problem behind `{name}` to play with",
-                "data alone",
+                f"{model.name}, which reads regular grids alone" if model.needs_grid else "data alone",
                 "Ask it with `predict`, with fields of your own",
             )
         return scene
@@ -340,10 +346,10 @@ class Service:
         if wanted > most:
             more = "Ask in binary, which may have more" if most < self.limits.answer else "Ask for fewer points"
             raise InputError(f"an answer of at most {most:,} numbers", f"{wanted:,}", more)
-        pairwise = getattr(predictor.operator.model.config, "attention", None) == "softmax"
+        pairwise = predictor.operator.model.compares_pairs
         if pairwise and known.points * max(known.points, query.points) > PAIRS:
             raise InputError(
-                f"at most {PAIRS:,} pairs of points, which softmax attention looks at one by one",
+                f"at most {PAIRS:,} pairs of points, which {predictor.operator.model.name} compares one by one",
                 f"{known.points * max(known.points, query.points):,}",
                 "Ask for fewer points",
             )

@@ -242,7 +242,7 @@ def resolution_sweep(
 ) -> list[Resolution]:
     """Errors at half, once and twice the trained resolution, and from random shares of the input points.
 
-    Rows that the stored data cannot give (no finer grid, scattered points) are left out.
+    Rows that the stored data cannot give (no finer grid, scattered points) or the model cannot read are left out.
 
     Args:
         operator: trained.
@@ -261,20 +261,33 @@ def resolution_sweep(
                     thinning(full, points, dataset.spec.periods is not None)
                 except InputError:
                     continue
+            seen = dataset.with_view(dataclasses.replace(dataset.view, points=points))
+            if not _readable(operator, seen):
+                continue
             if factor == 1.0 and trained_error is not None:
                 error = trained_error
             else:
-                view = dataclasses.replace(dataset.view, points=points)
-                error = evaluate(operator, dataset.with_view(view), batch).error
+                error = evaluate(operator, seen, batch).error
             label = " x ".join(map(str, points)) + " points"
             kind = "trained" if factor == 1.0 else "resolution"
             rows.append(Resolution(label, math.prod(points), error, kind))
     for share in shares:
         view = dataclasses.replace(dataset.view, keep=share)
         sparse = dataset.with_view(view)
+        if not _readable(operator, sparse):
+            continue
         scores = evaluate(operator, sparse, batch)
         rows.append(Resolution(f"{share:.0%} of the input points", sparse[0].input.points, scores.error, "sparse"))
     return rows
+
+
+def _readable(operator: Operator, dataset: PointDataset) -> bool:
+    """Whether the model reads such points."""
+    try:
+        operator.model.check(dataset[0].input.batched(), dataset[0].query.batched())
+    except InputError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ from oformer.data.loader import Loader, few_sizes, padded
 from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import held, read_json, remove_leftovers, write_json
-from oformer.models import Operator
+from oformer.models import Operator, OperatorModel
 from oformer.models.base import autocast_of, products_in
 from oformer.seeds import torch_generator
 from oformer.training.datasets import remember_own
@@ -129,7 +129,7 @@ def train(
     """
     folder, device = Path(folder), torch.device(device)
     started = time.monotonic()
-    _check(recipe, ranks)
+    _check(recipe, recipe.model.build(data[0].spec), ranks)
     _check_counts(recipe, data)
     # To the last word between ranks: another one may have stopped before a signal to all reaches this one.
     with _claimed(folder, recipe, own, ranks), _asked_to_stop() as asked:
@@ -172,7 +172,7 @@ def _go_on(
                 try:
                     numbers = _descend(recipe, state, batch, position, ranks)
                 except torch.OutOfMemoryError as error:
-                    raise _out_of_memory(settings, batch, device) from error
+                    raise _out_of_memory(settings, state.operator.model, batch, device) from error
                 if state.step == first:
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
@@ -217,8 +217,8 @@ def _go_on(
     return Outcome(_usable(state), state.step, reason, state.scores)
 
 
-def _check(recipe: Recipe, ranks: Ranks) -> None:
-    """Refuse what cannot be shared out, before anything is written."""
+def _check(recipe: Recipe, model: OperatorModel, ranks: Ranks) -> None:
+    """Refuse what the model cannot do and what cannot be shared out, before anything is written."""
     settings, (_, world) = recipe.training, ranks.share
     if settings.batch % (world * settings.accumulate):
         raise InputError(
@@ -226,12 +226,29 @@ def _check(recipe: Recipe, ranks: Ranks) -> None:
             f"{settings.batch} over {world} and {settings.accumulate}",
             f"Take a multiple of {world * settings.accumulate}",
         )
-    if not recipe.model.reads_sums_alone and (ranks.splits_points or settings.chunk is not None):
-        softmax = recipe.model.attention == "softmax"
+    if model.needs_grid and settings.drop is not None:
+        raise InputError(
+            f"all points of a regular grid for {model.name}",
+            "training.drop, which leaves some out",
+            "Leave it out, or train an OFormer",
+        )
+    if model.mixes_samples and (world > 1 or settings.accumulate > 1):
+        raise InputError(
+            f"the whole batch at once for the batch normalization of {model.name}",
+            f"{world} process(es), and batches in {settings.accumulate} slice(s)",
+            "Train without it, or in one process with training.accumulate 1",
+        )
+    if settings.recompute and not model.recomputes:
+        raise InputError(
+            "a model that can be computed again in parts for training.recompute",
+            f"{model.name}" + " with batch normalization" * model.mixes_samples,
+            "Leave it out",
+        )
+    if model.needs_all_points is not None and (ranks.splits_points or settings.chunk is not None):
         raise InputError(
             "a model that reads sums over points alone (galerkin or fourier attention, query.local off) where the "
             "points of a sample are not all together",
-            "softmax, which needs every pair of points" if softmax else "query.local, which reads the nearest points",
+            model.needs_all_points,
             "Use --split samples" if ranks.splits_points else "Leave training.chunk out",
         )
     if not ranks.splits_points:
@@ -261,18 +278,20 @@ def _check_counts(recipe: Recipe, data: tuple[PointDataset, PointDataset]) -> No
         )
 
 
-def _out_of_memory(settings: Training, batch: Batch, device: torch.device) -> OutOfMemory:
+def _out_of_memory(settings: Training, model: OperatorModel, batch: Batch, device: torch.device) -> OutOfMemory:
     """What did not fit, and the settings that would make it."""
     points = max(batch.input.points, batch.query.points)
     if settings.chunk is not None:
         ways = [f"--training.chunk {max(1, settings.chunk // 2)} (fewer points at once)"]
     else:
-        each = batch.size // settings.accumulate
-        ways = [f"--training.accumulate {2 * settings.accumulate} (half as many samples at once)"] * (each % 2 == 0)
-        ways += ["--training.recompute (keep less, compute it again)"] * (not settings.recompute)
-        ways += [f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"]
+        halves = batch.size // settings.accumulate % 2 == 0 and not model.mixes_samples
+        ways = [f"--training.accumulate {2 * settings.accumulate} (half as many samples at once)"] * halves
+        ways += ["--training.recompute (keep less, compute it again)"] * (model.recomputes and not settings.recompute)
+        chunk = f"--training.chunk {max(1, batch.size * points // 8)} (any number of points, in more time)"
+        ways += [chunk] * (model.needs_all_points is None)
     what = f"a training step of {batch.size} samples of {points:,} points"
-    return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {', or '.join(ways)}.")
+    instead = ", or ".join(ways) or "more memory"
+    return OutOfMemory(what, str(device), f"What was saved stays; the same command goes on with {instead}.")
 
 
 @contextlib.contextmanager

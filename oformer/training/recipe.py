@@ -6,12 +6,12 @@ from typing import Literal
 from oformer.data.dataset import View
 from oformer.errors import InputError
 from oformer.fields import Spec
-from oformer.models import Normalization, OFormerConfig
+from oformer.models import ModelConfig, Normalization
 from oformer.models.base import Precision, autocast_of
 from oformer.problems import Problem
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
-from oformer.training.schedules import Drop, Horizon, OneCycle
+from oformer.training.schedules import Drop, Halving, Horizon, OneCycle
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Training:
     batch: int = 16
     accumulate: int = 1  # equal slices in which the batch of a rank is done one after the other, to save memory
     optimizer: Optimizer = Optimizer(kind="muon", clip=(("all", 1.0),))
-    schedule: OneCycle = OneCycle(warmup=0.2, start=1e2, end=1e2)
+    schedule: OneCycle | Halving = OneCycle(warmup=0.2, start=1e2, end=1e2)
     loss: Loss = Loss()
     horizon: Horizon | None = None
     windows: bool = False  # while the horizon is short, begin each sample at a random frame
@@ -80,7 +80,7 @@ class Recipe:
 
     name: str
     data: Data
-    model: OFormerConfig
+    model: ModelConfig
     training: Training
     normalization: Normalization = Normalization()
     # None: no generator; give data of your own with --data

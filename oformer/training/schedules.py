@@ -39,6 +39,22 @@ class OneCycle:
         return _cosine(1.0, floor, share), _cosine(self.beta1[1], self.beta1[0], share)
 
 
+@dataclass(frozen=True)
+class Halving:
+    """The rate halves after each equal part of training; beta1 stays."""
+
+    parts: int = 5
+    beta1: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise InputError("at least one part in `schedule.parts`", str(self.parts))
+
+    def at(self, step: float, steps: int) -> tuple[float, float]:
+        """The factor of the peak rate, and beta1, at a position on a schedule of `steps`."""
+        return 0.5 ** min(int(self.parts * step / steps), self.parts - 1), self.beta1
+
+
 def _cosine(start: float, end: float, share: float) -> float:
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
 

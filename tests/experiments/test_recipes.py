@@ -1,15 +1,18 @@
 """Each row of OFormer in the paper's tables has a recipe, with the numbers of the paper's code."""
 
 import json
+import re
 
 import pytest
 import torch
 
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
-from oformer.experiments.recipes import RECIPES, recipe_named
+from oformer.experiments.published import ROWS
+from oformer.experiments.recipes import BASELINES, RECIPES, recipe_named
 from oformer.fields import Field
-from oformer.models import Operator
+from oformer.meshes.grids import periodic_grid
+from oformer.models import FNOConfig, Operator
 from oformer.training.losses import Loss, Region
 from oformer.training.recipe import Data, Recipe, Training
 from oformer.training.schedules import Horizon
@@ -19,11 +22,29 @@ PAPER = {
     "ns-mix", "electro", "electro-aug", "magneto", "magneto-aug", "airfoil",
 }  # fmt: skip
 
+# Of the published FNOs, as the papers and the released code have them.
+PARAMETERS = {"burgers-2048-fno": 549_569, "darcy-141-fno": 2_368_001, "ns2-part-fno": 414_517}
+
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
 def test_each_row_of_oformer_in_the_paper_s_tables_has_a_recipe():
     assert {name for name, recipe in RECIPES.items() if recipe.paper.startswith(("Table", "Section"))} == PAPER
+
+
+def test_baselines_are_other_models_of_published_size_with_the_errors_printed_for_them():
+    assert set(BASELINES) == set(PARAMETERS)
+    for name, recipe in BASELINES.items():
+        assert isinstance(recipe.model, FNOConfig)
+        assert sum(p.numel() for p in recipe.model.build(recipe.data_spec()).parameters()) == PARAMETERS[name]
+        row = next(row for row in ROWS if row.recipe == name.removesuffix("-fno"))
+        assert row.recipe in RECIPES
+        model = re.search(r"FNO\S*", recipe.paper)
+        assert model is not None
+        assert recipe.paper.startswith(f"baseline, {row.table}, ")
+        printed = float(recipe.paper.rpartition(": ")[2])
+        assert printed == pytest.approx(row.errors[model.group()] * row.unit)
+        assert recipe.data == RECIPES[row.recipe].data
 
 
 @each_recipe
@@ -50,15 +71,18 @@ def test_it_builds_an_operator_that_answers(name):
     recipe = RECIPES[name]
     spec = recipe.data_spec()
     operator = Operator(recipe.model.build(spec), recipe.normalization).eval()
-    values = torch.randn(2, spec.in_times, 5, spec.in_channels)
+    known, asked = torch.rand(2, 5, spec.dim), torch.rand(2, 3, spec.dim)
+    if operator.model.needs_grid:  # of any resolution that has its modes
+        known = asked = periodic_grid((32,) * spec.dim, (1.0,) * spec.dim).float().expand(2, -1, -1)
+    values = torch.randn(2, spec.in_times, known.shape[1], spec.in_channels)
     if spec.in_categories:
         values[..., -1] = torch.randint(0, spec.in_categories, (2, 1, 5))
-    flags = torch.randint(0, max(spec.query_categories, 2), (2, 1, 3, spec.query_channels)).float()
-    input, query = Field.of(torch.rand(2, 5, spec.dim), values), Field.of(torch.rand(2, 3, spec.dim), flags)
+    flags = torch.randint(0, max(spec.query_categories, 2), (2, 1, asked.shape[1], spec.query_channels)).float()
+    input, query = Field.of(known, values), Field.of(asked, flags)
     operator.check(input, query)
     with torch.no_grad():
         answer = operator(input, query)
-    assert answer.shape == (2, spec.out_times, 3, spec.out_channels)
+    assert answer.shape == (2, spec.out_times, asked.shape[1], spec.out_channels)
     assert torch.isfinite(answer).all()
 
 

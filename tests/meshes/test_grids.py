@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from oformer.errors import InputError
-from oformer.meshes.grids import line_weights, periodic_grid, thinning
+from oformer.meshes.grids import cell_grid, grid_sizes, line_weights, periodic_grid, thinning
 
 
 def random_points(points: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
@@ -174,3 +174,26 @@ def test_points_all_in_one_place_weigh_the_same():
 
 def test_single_precision_is_kept():
     assert line_weights(random_points(10).float(), 1.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize("sizes", [(1,), (8192,), (4, 6), (141, 141), (3, 1, 5)], ids=str)
+@pytest.mark.parametrize("periodic", [True, False])
+def test_a_regular_grid_is_known_by_its_points_in_float32(sizes, periodic):
+    lengths = (1.0, 2.0, 0.3)[: len(sizes)]
+    grid = periodic_grid(sizes, lengths) if periodic else cell_grid(sizes, lengths) * 7 - 40
+    assert grid_sizes(grid.float()) == sizes
+    assert grid_sizes(grid.float(), lengths if periodic else None) == sizes
+
+
+def test_other_points_are_no_regular_grid():
+    grid = periodic_grid((6, 8), (1.0, 1.0))
+    order = torch.randperm(48)
+    moved = grid.clone()
+    moved[20, 1] += 0.03
+    turned = grid.view(6, 8, 2).transpose(0, 1).reshape(-1, 2)  # the first axis fastest
+    stretched = torch.stack([grid[:, 0] ** 2, grid[:, 1]], -1)
+    for points in (grid[order], grid[1:], moved, turned, stretched, torch.rand(48, 2), grid.flip(0)):
+        assert grid_sizes(points) is None
+    assert grid_sizes(grid, (1.0, 1.0)) == (6, 8)
+    half = grid[:24]  # a regular grid, and not of the whole period
+    assert (grid_sizes(half), grid_sizes(half, (1.0, 1.0))) == ((3, 8), None)

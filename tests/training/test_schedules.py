@@ -10,7 +10,7 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import Batch, Field
 from oformer.meshes.grids import periodic_grid
-from oformer.training.schedules import Drop, Horizon, OneCycle, begin_later
+from oformer.training.schedules import Drop, Halving, Horizon, OneCycle, begin_later
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,18 @@ def test_one_cycle_works_for_a_single_step_and_stays_down_after_the_end():
     assert 0 < factor <= 1
     assert 0.85 <= beta1 <= 0.95
     assert OneCycle().at(1000, 100) == OneCycle().at(99, 100)
+
+
+def test_halving_is_the_curve_of_torch_s_step_rate_and_stays_down():
+    halving, optimizer = Halving(parts=5), torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.5)
+    for step in range(100):
+        assert halving.at(step, 100) == (optimizer.param_groups[0]["lr"], 0.9)
+        optimizer.step()
+        theirs.step()
+    assert halving.at(250, 100) == halving.at(99.5, 100) == (1 / 16, 0.9)
+    with pytest.raises(InputError, match="at least one part"):
+        Halving(parts=0)
 
 
 def test_between_two_steps_rate_and_horizon_lie_between_theirs():
