@@ -293,8 +293,8 @@ def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, split
     recipe = tiny_recipe(checkpoint_every=2, log_every=40, evaluate_every=40)
     descend = loop._descend
 
-    def spoilt(recipe, state, batch, ranks):
-        numbers = descend(recipe, state, batch, ranks)
+    def spoilt(recipe, state, batch, position, ranks):
+        numbers = descend(recipe, state, batch, position, ranks)
         if state.step == 8:
             with torch.no_grad():
                 state.operator.model.lift.layers[0].weight[0, 0] = torch.nan
@@ -312,8 +312,8 @@ def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, split
 def test_moments_and_average_that_are_not_finite_are_not_saved(tmp_path, splits, monkeypatch, where):
     descend = loop._descend
 
-    def spoilt(recipe, state, batch, ranks):
-        numbers = descend(recipe, state, batch, ranks)
+    def spoilt(recipe, state, batch, position, ranks):
+        numbers = descend(recipe, state, batch, position, ranks)
         moments = next(iter(state.descent.adam.state.values()))["exp_avg_sq"]
         (state.average.shadow[0] if where == "shadow" else moments).fill_(torch.inf)
         return numbers
