@@ -61,6 +61,10 @@ class _SumOfProducts(torch.autograd.Function):
         a, b = ctx.saved_tensors
         return b @ gradients[0].mT, a @ gradients[0]
 
+
+class _SumOfProductsBothWays(_SumOfProducts):
+    """aᵀ b with a derivative in forward mode as well, which torch.compile refuses in a function of one's own."""
+
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
         (a, b), (da, db) = ctx.saved_tensors, tangents
@@ -71,7 +75,8 @@ def sum_of_products(
     a: Float[Tensor, "*any points rows"], b: Float[Tensor, "*any points columns"]
 ) -> Float[Tensor, "*any rows columns"]:
     """The sum over all points of a bᵀ, also over those that are not here."""
-    return over_points(_SumOfProducts.apply(a, b))
+    function = _SumOfProducts if torch.compiler.is_compiling() else _SumOfProductsBothWays
+    return over_points(function.apply(a, b))
 
 
 def linear_product(
