@@ -429,7 +429,7 @@ def _curves(
                 color=color, marker=marker, linestyle=dash,
             )  # fmt: skip
         _scale_errors(ax, [error for _, points in drawn for error in points.values()])
-        ax.set_xlabel(style.plain(axis))
+        ax.set_xlabel("\n".join(style.plain(line) for line in axis.split("\n")))
         ax.set_ylabel(style.plain(value))
         style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})
     return figure

@@ -319,6 +319,11 @@ def test_error_by_share_is_sorted_and_told_apart():
         error_by_share({"ours": {1.2: 0.1}})
 
 
+def test_the_name_of_an_axis_may_have_two_lines():
+    figure = error_by_share({"ours": {1.0: 0.1}}, axis="share of the points\n($ and all)")
+    assert figure.axes[0].get_xlabel() == "share of the points\n(\\$ and all)"
+
+
 def test_published_errors_by_share_are_gray_and_told_apart_from_ours():
     errors = {f"ours {i}": {1.0: 0.06, 0.25: 0.13} for i in range(7)}
     others = {"paper": {1.0: 0.065, 0.25: 0.38}, "another": {0.25: 0.3, 1.0: 0.06}}

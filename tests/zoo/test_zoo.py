@@ -111,7 +111,16 @@ def test_the_list_fits_into_a_hundred_columns(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["burgers-demo", "burgers-512", "burgers-2048", "burgers-512-plus", "burgers-2048-plus", "darcy-141"]
+    "name",
+    [
+        "burgers-demo",
+        "burgers-512",
+        "burgers-2048",
+        "burgers-512-plus",
+        "burgers-2048-plus",
+        "darcy-141",
+        "darcy-141-plus",
+    ],
 )
 def test_operators_whose_scale_says_nothing_know_inputs_unlike_those_of_training(name, monkeypatch):
     """And raise no alarm over test samples, neither whole nor at a quarter of their points."""
