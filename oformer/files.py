@@ -135,16 +135,21 @@ def check_regular(path: Path) -> None:
 
 
 def spare_memory() -> float:
-    """Bytes that reading one file may take: half of the memory that is free, or of all where the system tells no more.
+    """Bytes that reading one file may take: half of the free memory, since an array passes on to where it is used."""
+    return 0.5 * free_memory()
 
-    Half, because an array passes from where it is read to where it is used.
+
+def free_memory() -> float:
+    """Bytes of memory that are free, within the limit of a container.
+
+    Where the system does not tell them, half of all memory; where it does not tell that either, infinity.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
         with contextlib.suppress(OSError, ValueError):  # only a container has a limit, else it is absent or `max`
             free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-        return 0.5 * free
+        return free
     except (OSError, StopIteration):  # only Linux has it
         pass
     try:

@@ -1,6 +1,6 @@
 """Predictor: any input points, any query points, any horizon, in physical units."""
 
-import contextlib
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from oformer.errors import InputError, OutOfMemory, OutsideTraining
 from oformer.fields import Field, Spec, as_tensor, check_field, check_finite, count_not_finite, how_to_turn
-from oformer.files import load_npz
+from oformer.files import free_memory, load_npz
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import Precision, autocast_of, products_in, rollout
 from oformer.models.chunked import answered_in_chunks, answered_in_turn
@@ -318,7 +318,5 @@ def _free_gb(device: torch.device) -> float:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return FREE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + kept) / 2**30
-    with contextlib.suppress(OSError, StopIteration):  # only Linux tells it so
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return FREE_OF_CPU * float(next(x for x in lines if x.startswith("MemAvailable")).split()[1]) / 2**20
-    return UNKNOWN_GB
+    free = free_memory()
+    return UNKNOWN_GB if math.isinf(free) else FREE_OF_CPU * free / 2**30

@@ -43,7 +43,7 @@ def serving(predictors, limits: Limits | None = None) -> Iterator[Server]:
     finally:
         server.shutdown()
         server.stop(0)
-        loop.join(5)
+        loop.join(60)
 
 
 def opened(server: Server, text: bytes = b"") -> socket.socket:
@@ -142,8 +142,8 @@ def test_connections_beyond_the_limit_are_told_so_where_all_others_are_at_work(p
                     client.raw("GET", "/v1/models/burgers")
 
             waiting = [pool.submit(ask) for _ in range(2)]
-            assert begun.acquire(timeout=5)
-            assert begun.acquire(timeout=5)
+            assert begun.acquire(timeout=60)
+            assert begun.acquire(timeout=60)
             with opened(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
                 answer = received(connection)
             end.set()
@@ -203,7 +203,7 @@ def test_an_archive_that_unpacks_to_much_is_counted_as_what_it_becomes(predictor
 
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(send)
-            assert begun.wait(5)
+            assert begun.wait(60)
             assert send() == 503
             end.set()
             assert first.result() == 200
@@ -377,7 +377,7 @@ def test_on_sigterm_what_runs_is_answered_new_connections_are_refused_and_the_co
             response = connection.getresponse()
             assert (response.status, response.read()) == (200, b'{"late":true}')
             assert idle.recv(1) == b""
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
@@ -390,7 +390,7 @@ def test_what_does_not_end_in_the_time_of_grace_is_answered_503_and_the_code_is_
             response = connection.getresponse()
             assert response.status == 503
             assert b"stopping" in response.read()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 # ---- the page

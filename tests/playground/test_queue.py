@@ -22,10 +22,10 @@ def occupied(queue: WorkQueue) -> threading.Event:
 
     def work() -> None:
         with contextlib.suppress(Busy):
-            queue.do(lambda: (begun.set(), end.wait(5)))
+            queue.do(lambda: (begun.set(), end.wait(60)))
 
     threading.Thread(target=work, daemon=True).start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     return end
 
 
@@ -50,7 +50,7 @@ def test_a_full_queue_says_so_at_once(queue):
     assert time.monotonic() - start < 1
     end.set()
     for thread in waiting:
-        thread.join(5)
+        thread.join(60)
     assert queue.do(lambda: "again") == "again"
 
 
@@ -83,7 +83,7 @@ def test_a_closed_queue_sends_everybody_away(queue):
         time.sleep(0.01)
     queue.close()
     end.set()
-    thread.join(5)
+    thread.join(60)
     assert "stopping" in outcome[0]
     with pytest.raises(Busy, match="stopping"):
         queue.do(lambda: None)

@@ -322,7 +322,7 @@ def test_a_client_that_leaves_costs_nothing(server, client):
     """Its request is taken off the line without being answered."""
     begun, end = threading.Event(), threading.Event()
     threading.Thread(target=lambda: server.answers.do(lambda: (begun.set(), end.wait(10))), daemon=True).start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     body = json.dumps({"index": 0}).encode()
     drawn = []
     service = server.service
@@ -366,7 +366,7 @@ def test_a_full_line_is_a_503_that_says_when_to_come_again(predictors):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     begun, end = threading.Event(), threading.Event()
     threading.Thread(target=lambda: server.answers.do(lambda: (begun.set(), end.wait(10))), daemon=True).start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(asked, server) for _ in range(4)]
         while sum(future.done() for future in futures) < 3:
@@ -609,7 +609,7 @@ def test_what_is_being_answered_is_answered_before_it_stops(predictors, monkeypa
     monkeypatch.setattr(server.service, "draw", lambda *arguments: {"late": begun.set() or end.wait(10)})
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(asked, server)
-        assert begun.wait(5)
+        assert begun.wait(60)
         server.shutdown()
         stopped = pool.submit(server.stop)
         time.sleep(0.1)
@@ -617,7 +617,7 @@ def test_what_is_being_answered_is_answered_before_it_stops(predictors, monkeypa
         end.set()
         assert answer.result()[::2] == (200, b'{"late":true}')
         assert stopped.result()
-    loop.join(5)
+    loop.join(60)
 
 
 def test_without_anything_to_serve_the_command_says_how_to_get_it(tmp_path, monkeypatch, capsys):
