@@ -222,15 +222,15 @@ def ask(path: Path) -> None:
 
 
 def test_the_command_line_trains_evaluates_and_predicts_with_it(here, capsys):
-    Path("small.py").write_text(
+    Path("a_small_grid_model.py").write_text(
         "import dataclasses\nfrom oformer import RECIPES\nrecipe = RECIPES['burgers-2048-fno']\n"
         + SMALL
         + "recipe = dataclasses.replace(recipe, name='small',\n"
         "    training=dataclasses.replace(recipe.training, batch=4))\n"
     )
     sizes = ["--model.width", "6", "--model.modes", "4", "--model.activation", "relu"]
-    assert main(["train", "small.py", "--device", "cpu", *sizes]) == 0
-    sys.modules.pop("small")
+    assert main(["train", "a_small_grid_model.py", "--device", "cpu", *sizes]) == 0
+    sys.modules.pop("a_small_grid_model")
     recipe = json.loads(Path("outputs/small/recipe.json").read_text())
     assert (recipe["model"]["type"], recipe["model"]["width"]) == ("FNOConfig", 6)
     assert Path("outputs/small/report.html").is_file()
