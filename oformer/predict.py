@@ -69,8 +69,6 @@ class Predictor:
         self.precision: Precision = precision
         self.memory_gb, self.warn, self.differentiable = memory_gb, warn, differentiable
         model = self.operator.model
-        if compile:
-            model.before_compiling()
         self._encode = torch.compile(model.encode) if compile else model.encode
         self._respond = torch.compile(model.answer) if compile else model.answer
 

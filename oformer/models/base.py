@@ -154,13 +154,8 @@ class OperatorModel(nn.Module):
         """
         raise NotImplementedError
 
-    def before_compiling(self) -> None:
-        """Make ready for torch.compile, where something in the model must be kept from it."""
-
     def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
         """The forward pass, compiled for each shape that it meets, with what prepares input and query for it."""
-
-        self.before_compiling()
 
         def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
             return self.forward(*prepare(input, query), times)

@@ -21,9 +21,8 @@ The published layouts, as trainable numbers (a complex one counts twice):
     3-D, 8 modes, width 20, batch norm          6,558,537   Navier-Stokes, all frames at once ("block"), 6 of padding
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -86,14 +85,15 @@ class SpectralConvolution(nn.Module):
         """Draw the matrices of 2 modes along each axis but the last, whose other half follows: values are real."""
         super().__init__()
         self.modes = modes
-        self.convolved: Callable[..., Any] = convolved
         # Real and imaginary part last, since optimizers and files hold real numbers.
         self.weight = nn.Parameter(torch.empty(*[2 * modes] * (axes - 1), modes, width, width, 2))
         nn.init.uniform_(self.weight, 0, 1 / width**2)
 
     def forward(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid width"]:
         """Values at the same points."""
-        return self.convolved(v, self.weight, self.modes)
+        # torch's compiler has no complex numbers, and warns of them. Not said at the definition: that takes seconds.
+        run = torch.compiler.disable(convolved) if torch.compiler.is_compiling() else convolved
+        return run(v, self.weight, self.modes)  # pyright: ignore[reportCallIssue]
 
 
 class FourierLayer(nn.Module):
@@ -148,12 +148,6 @@ class FNO(GridModel):
     def frames_per_encoding(self) -> int | None:
         """One, where it marches: each answer is part of the next input."""
         return 1 if self.spec.out_times > 1 and not self.block else None
-
-    def before_compiling(self) -> None:
-        """Leave the transforms to torch as they are: its compiler has no complex numbers, and warns of them."""
-        for part in self.modules():
-            if isinstance(part, SpectralConvolution):
-                part.convolved = torch.compiler.disable(convolved)
 
     def parts(self) -> dict[str, list[nn.Parameter]]:
         """The parameters before and after the latents."""
