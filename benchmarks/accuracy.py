@@ -29,13 +29,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from run import HERE, PRECISIONS, check_counts, chosen_device, in_process, machine, read_rows, to_csv
+from run import (
+    HERE,
+    PLAIN_CODE,
+    PRECISIONS,
+    check_counts,
+    chosen_device,
+    in_process,
+    machine,
+    read_rows,
+    to_csv,
+)
 
 from oformer.errors import InputError
 from oformer.experiments.recipes import recipe_named
 from oformer.files import write_text
 from oformer.terminal import say, table
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
 from oformer.training.recipe import Recipe
@@ -201,7 +211,7 @@ def _in_processes(runs: Sequence[Run], jobs: int) -> Generator[tuple[Run, dict[s
 def _in_process(run: Run) -> dict[str, float] | str:
     started = time.monotonic()
     asked = "--alone", json.dumps(dataclasses.asdict(run))
-    done = in_process(HERE / "accuracy.py", *asked, plain=run.way == PLAIN)
+    done = in_process(HERE / "accuracy.py", *asked, environment=PLAIN_CODE if run.way == PLAIN else {})
     if done.returncode:
         return done.stderr.strip() or f"exit status {done.returncode}"
     return {**json.loads(done.stdout.splitlines()[-1]), "seconds": time.monotonic() - started}

@@ -1,6 +1,7 @@
 """What `run.py` runs in a process of its own: one case, whose numbers it prints as lines of JSON.
 
 Sections: a training step; predictions of a batch of sequences; growth of both with the points; growth with the horizon.
+The ledger measures a training step or a prediction with less beside it.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ PRODUCT = {"cuda": 8192, "cpu": 1024}  # rows and columns of the product whose s
 class Case:
     """What is measured, in one process."""
 
-    what: str  # train, infer, growth, horizon
+    what: str  # train, infer, growth, horizon; ledger-train, ledger-infer
     recipe: str
     device: str
     precision: str
@@ -69,7 +70,7 @@ def measure(case: Case, started: float) -> Iterator[dict[str, Any]]:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # the marks below go into the stream of the current device
     torch.manual_seed(0)
-    yield from SECTIONS[case.what](case, recipe_named(case.recipe), device, started)
+    yield from {**SECTIONS, **LEDGER}[case.what](case, recipe_named(case.recipe), device, started)
 
 
 def _train(case: Case, recipe: Recipe, device: torch.device, started: float) -> Iterator[dict[str, Any]]:
@@ -79,7 +80,10 @@ def _train(case: Case, recipe: Recipe, device: torch.device, started: float) -> 
     trainer.step(batch)
     _wait(device)
     startup = time.time() - started
-    numbers = {"what": "train", **trainer.timed(batch, case.steps), "startup_seconds": startup}
+    numbers = {"what": case.what, **trainer.timed(batch, case.steps), "startup_seconds": startup}
+    if case.what in LEDGER:
+        yield numbers
+        return
     work = training_flops(recipe, spec, case.batch, points)
     yield {**numbers, **_rate(work, numbers["milliseconds"], device, case.precision)}
     if case.profile:
@@ -106,6 +110,17 @@ def _infer(case: Case, recipe: Recipe, device: torch.device, started: float) -> 
         numbers = _timed_calls(answer, device, case.steps, before)
         rate = _rate(work, numbers["milliseconds"], device, case.precision)
         yield {"what": what, **numbers, "startup_seconds": startup, **rate}
+
+
+def _answer(case: Case, recipe: Recipe, device: torch.device, started: float) -> Iterator[dict[str, Any]]:
+    """A prediction whose answer stays on the device."""
+    before = resident_mib()
+    spec = _spec(case, recipe)
+    predict = _predictor(case, recipe, spec, device)
+    batch = random_batch(spec, case.batch, device, math.prod(case.grid))
+    predict(batch.input, batch.query, answer_on=device)  # compiles
+    numbers = _timed_calls(lambda: predict(batch.input, batch.query, answer_on=device), device, case.steps, before)
+    yield {"what": case.what, **numbers}
 
 
 def _growth(case: Case, recipe: Recipe, device: torch.device, started: float) -> Iterator[dict[str, Any]]:
@@ -173,6 +188,7 @@ def _horizon(case: Case, recipe: Recipe, device: torch.device, started: float) -
 
 
 SECTIONS = {"train": _train, "infer": _infer, "growth": _growth, "horizon": _horizon}
+LEDGER = {"ledger-train": _train, "ledger-infer": _answer}  # no products are counted: there are many such cases
 
 
 class Trainer:
@@ -183,10 +199,9 @@ class Trainer:
         self.before = resident_mib()
         self.settings, self.times, self.device = _settings(case, recipe), spec.out_times, device
         self.operator = Operator(recipe.model.build(spec), recipe.normalization).to(device).train()
-        self.operator.model.recompute = self.settings.recompute
-        self.operator.autocast = autocast_of(case.precision)
         torch.set_float32_matmul_precision("highest" if case.precision == "float32" else "high")
         self.stepper = Stepper(self.operator, self.settings, device)
+        self.stepper.runner.autocast = autocast_of(case.precision)  # which training leaves out on a CPU
         self.descent = Descent(self.operator, self.settings.optimizer, self.stepper.recorder())
         self.done = 0
 
@@ -374,7 +389,7 @@ def random_batch(spec: Spec, size: int, device: torch.device, points: int) -> Ba
     shared, samples = query(), []
     for _ in range(size):
         where = shared if spec.grid is not None else query()
-        known = Field(where.coords, values(spec.in_times, spec.in_channels, spec.in_categories), where.weights)
+        known = where.with_values(values(spec.in_times, spec.in_channels, spec.in_categories))
         samples.append(Sample(known, where, values(spec.out_times, spec.out_channels, 0)))
     return collate(samples)
 

@@ -5,12 +5,15 @@
     python benchmarks/run.py --names burgers-2048 --modes eager    # one recipe, quickly
     python benchmarks/run.py --what growth --sizes 1000 10000      # points of growth, or steps of horizon
     python benchmarks/run.py --what train --profile profiles       # also what the time of each step goes into
+    python benchmarks/run.py --what ledger --out ledger.csv        # what each fused row gains; see ledger.py
+    python benchmarks/run.py --against ../before --modes recipe    # this code beside other code, case by case
 
 README.md says what is measured and what each column means. Every case runs in a fresh process (`measure.py`), so that
 no case inherits another's memory or compiled code. What is slower or larger than in reference.csv is flagged.
 """
 
 import argparse
+import contextlib
 import csv
 import dataclasses
 import io
@@ -18,14 +21,17 @@ import json
 import math
 import os
 import platform
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ledger
 import torch
 from measure import SECTIONS, Case
 
@@ -45,6 +51,8 @@ SLOWER, LARGER = 0.95, 1.05  # parts of the reference's speed and memory beyond 
 # On a CPU the recipes' own sizes would take an hour: so many samples, and about so many points in all.
 CPU_BATCH, CPU_POINTS, CPU_STEPS = 2, 1024, 5
 GPU_STEPS = 20
+REPEATS = 3
+PLAIN_CODE = {"OFORMER_FUSED": "0"}  # the environment of a process without fused code
 INFERENCE_BATCH = 200  # sequences, as in the paper
 GROWTH = (1_000, 10_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 CPU_GROWTH = (1_000, 3_000, 10_000)
@@ -56,8 +64,8 @@ Kind = TypeVar("Kind")  # of the rows of a CSV file, a dataclass of numbers and 
 
 
 @dataclass(frozen=True)
-class Row:
-    """What came out; the columns of the CSV file. NaN: not measured here."""
+class Work:
+    """The work that a row is of; the first columns of the CSV files."""
 
     machine: str
     torch: str
@@ -69,6 +77,12 @@ class Row:
     points: str
     times: int
     steps: int
+
+
+@dataclass(frozen=True)
+class Row(Work):
+    """What came out; the columns of the CSV file. NaN: not measured here."""
+
     per_second: float = math.nan  # steps, or calls
     milliseconds: float = math.nan
     allocated_mib: float = math.nan
@@ -111,12 +125,31 @@ class Kernel:
     microseconds: float  # likewise, all of them together
 
 
+@dataclass(frozen=True)
+class Comparison(Work):
+    """One row of work as the code of two folders does it: medians of repeated processes; the columns of `--against`."""
+
+    old_milliseconds: float
+    new_milliseconds: float
+    time_ratio: float  # new over old
+    time_spread: float  # largest minus smallest of the repeats over their median, the larger of old and new
+    old_mib: float  # reserved
+    new_mib: float
+    memory_ratio: float
+    old_startup: float
+    new_startup: float
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write, compare; the exit status is 1 where a case failed or is worse than the reference."""
     options = _parser().parse_args(arguments)
     try:
-        reference = read_rows(options.reference) if options.reference else []
+        if options.what == ["ledger"]:
+            return _ledger(options)
         cases = planned(options)
+        if options.against:
+            return _against(cases, options)
+        reference = read_rows(options.reference) if options.reference else []
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
@@ -141,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     modes = "plain: eager, no fused kernels; recipe: as it trains; sparing: with recomputation (default: plain, recipe)"
     precision = "one or more (default: float32 of plain, the recipe's own of recipe)"
     sizes = "points of growth, steps in time of horizon"
-    parser.add_argument("--what", nargs="+", choices=(*SECTIONS, "all"), default=list(DEFAULT), help=what)
+    parser.add_argument("--what", nargs="+", choices=(*SECTIONS, "all", "ledger"), default=list(DEFAULT), help=what)
     parser.add_argument("--names", nargs="+", help=names)
     parser.add_argument("--device", help="cpu, cuda, cuda:1... (default: a GPU if there is one)")
     parser.add_argument("--batch", type=int, help=batch)
@@ -155,12 +188,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile", type=Path, help=profile)
     known = REFERENCE if REFERENCE.exists() else None
     parser.add_argument("--reference", type=Path, default=known, help="compare with this CSV file of --out")
+    against = "measure also the code of this folder, another checkout of the repository, and print both side by side"
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help=against)
+    repeats = f"processes for each case of --against, and for all rows on in the ledger (default: {REPEATS})"
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=repeats)
+    group = parser.add_argument_group("only with --what ledger")
+    columns = f"what to switch off, each in processes of its own (default: {' '.join(ledger.COLUMNS)})"
+    group.add_argument("--rows", nargs="+", metavar="ROW", help=columns)
+    group.add_argument("--works", nargs="+", choices=ledger.WORKS, default=list(ledger.WORKS), help="what to measure")
+    warm = "keep what compilers cached: quicker, but start-ups cannot be compared then and are left out"
+    group.add_argument("--warm", action="store_true", help=warm)
+    read = "print the table of CSV files that --out wrote, and measure nothing"
+    group.add_argument("--read", nargs="+", type=Path, metavar="FILE", help=read)
     return parser
 
 
 def planned(options: argparse.Namespace) -> list[Case]:
     """Every case that was asked for, with what was chosen instead of the recipe's own said out loud."""
-    check_counts(options, ("batch", "points", "steps", "sizes"))
+    if "ledger" in options.what:
+        raise InputError(
+            "--what ledger alone", f"--what {' '.join(options.what)}", "Run the other sections on their own"
+        )
+    if options.rows or options.read:
+        raise InputError("--what ledger with --rows or --read", f"--what {' '.join(options.what)}")
+    check_counts(options, ("batch", "points", "steps", "sizes", "repeats"))
     device = chosen_device(options)
     sections = list(SECTIONS) if "all" in options.what else options.what
     cases = []
@@ -226,21 +277,186 @@ def _measured(cases: Sequence[Case], profiles: Path | None = None) -> Iterator[R
     """The rows of each case, from a process of its own; one that fails says why and the others go on."""
     for i, case in enumerate(cases, 1):
         title = f"{case.what} {case.recipe}, {case.precision}, {case.mode}"
-        print(f"[{i}/{len(cases)}] {title} ...", end=" ", file=sys.stderr, flush=True)
-        started = time.time()
-        asked = json.dumps(dataclasses.asdict(case)), repr(started)
-        done = in_process(HERE / "measure.py", *asked, plain=case.mode == "plain")
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"what"')]
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            print(f"failed\n{done.stderr}", end="", file=sys.stderr, flush=True)
-            found.append({"what": case.what, "failure": lines[-1]})
-        print(f"{time.time() - started:.0f} s", file=sys.stderr, flush=True)
-        for numbers in found:
+        for numbers in _numbers(case, f"[{i}/{len(cases)}] {title}"):
             if profiles is not None and "kernels" in numbers:
                 write_profile(profiles, case, numbers["kernels"])
             else:
                 yield _row(case, numbers)
+
+
+def _numbers(
+    case: Case, title: str, folder: Path = HERE, environment: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """What the `measure.py` of a folder prints about a case in a process of its own; the last is a failure, if any."""
+    print(f"{title} ...", end=" ", file=sys.stderr, flush=True)
+    started = time.time()
+    asked = json.dumps(dataclasses.asdict(case)), repr(started)
+    changed = {**(PLAIN_CODE if case.mode == "plain" else {}), **(environment or {})}
+    done = in_process(folder / "measure.py", *asked, environment=changed)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"what"')]
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        print(f"failed\n{done.stderr}", end="", file=sys.stderr, flush=True)
+        found.append({"what": case.what, "failure": lines[-1]})
+    print(f"{time.time() - started:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def empty_caches() -> Iterator[dict[str, str]]:
+    """The environment of a process whose compilers find nothing from earlier ones: start-ups can then be compared."""
+    with tempfile.TemporaryDirectory(prefix="oformer-caches-", ignore_cleanup_errors=True) as folder:
+        yield {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    """Measure what each row gains, or read it; print the table; the exit status is 1 where a case failed."""
+    if options.read:
+        runs = [read_rows(path, ledger.Entry) for path in options.read]
+    else:
+        runs = [_measured_ledger(_ledger_cases(options), options)]
+    lines = [line for run in runs for line in ledger.table_lines(run)]
+    entries = [entry for run in runs for entry in run]
+    header, *cells = ledger.table(lines)
+    places = dict.fromkeys(f"{e.machine}; torch {e.torch}; medians of up to {e.steps} steps" for e in entries)
+    said = [*ledger.notes(lines, entries)]
+    print("\n".join(["", *places, "", *aligned([header, *cells], 3), "", *ledger.reasons(lines), "", *said]))
+    if options.out and options.read:
+        write_text(options.out, to_csv(entries, ledger.Entry))
+    if options.out:
+        sentences = [*places, "", ledger.markdown([header, *cells]), "", *(f"- {note}" for note in said), ""]
+        write_text(options.out.with_suffix(".md"), "\n".join(sentences))
+    return int(any(entry.failure for entry in entries))
+
+
+def _ledger_cases(options: argparse.Namespace) -> list[tuple[Case, str, str]]:
+    """The processes of the ledger in their order: a case, its work, and what is off in it."""
+    check_counts(options, ("batch", "points", "steps"))
+    columns, device = ledger.chosen_columns(options.rows), chosen_device(options)
+    if options.repeats < 2:
+        raise InputError("at least 2 in --repeats, from which the noise is known", str(options.repeats))
+    for given, name in ((options.against, "--against"), (options.profile, "--profile"), (options.modes, "--modes")):
+        if given:
+            raise InputError(f"no {name} with --what ledger, which measures mode recipe", str(given))
+    planned = []
+    for name in options.names or ledger.NAMES:
+        for work in options.works:
+            for case in _cases(work, name, device, argparse.Namespace(**{**vars(options), "modes": ["recipe"]})):
+                case = dataclasses.replace(case, what=f"ledger-{work}")
+                planned += [(case, work, off) for off in ledger.order(columns, work, options.repeats)]
+    return planned
+
+
+def _measured_ledger(planned: Sequence[tuple[Case, str, str]], options: argparse.Namespace) -> list[ledger.Entry]:
+    """The entries of the ledger, each from a process of its own, written after each of them."""
+    entries: list[ledger.Entry] = []
+    columns = {field.name for field in dataclasses.fields(ledger.Entry)}
+    for i, (case, work, off) in enumerate(planned, 1):
+        title = f"[{i}/{len(planned)}] {work} {case.recipe}, {case.precision}, off: {off or 'nothing'}"
+        with empty_caches() if work == "train" and not options.warm else contextlib.nullcontext({}) as caches:
+            found = _numbers(case, title, environment={**caches, "OFORMER_FUSED": ledger.fused(off)})
+        times = recipe_named(case.recipe).data_spec().out_times
+        shared = {**_shared(case), "times": times, "steps": case.steps, "work": work, "off": off}
+        # A process that failed has one line more, which says why.
+        numbers = {**shared, **(found[-1] if found else {"failure": "it printed no numbers"})}
+        if options.warm:
+            numbers.pop("startup_seconds", None)
+        numbers = {name: value for name, value in numbers.items() if name in columns}
+        entries = ledger.with_ratios([*entries, ledger.Entry(**numbers)])
+        if options.out:
+            write_text(options.out, to_csv(entries, ledger.Entry))
+    return entries
+
+
+def _against(cases: Sequence[Case], options: argparse.Namespace) -> int:
+    """Measure the code of another folder and this one in turns; the exit status is 1 where this one is worse."""
+    other = options.against.resolve()
+    if not all((other / part).is_file() for part in ("oformer/__init__.py", "benchmarks/measure.py")):
+        raise InputError(
+            "a checkout with oformer and benchmarks/measure.py as --against", f"`{options.against}`",
+            "Make one: git worktree add FOLDER COMMIT",
+        )  # fmt: skip
+    if options.profile:
+        raise InputError("no --profile with --against", str(options.profile), "Profile each checkout on its own")
+    folders, total = {"old": other, "new": HERE.parent}, 2 * len(cases) * options.repeats
+    found: dict[str, list[Row]] = {name: [] for name in folders}
+    done = 0
+    for case in cases:
+        for name, folder in list(folders.items()) * options.repeats:
+            done += 1
+            title = f"[{done}/{total}] {name}: {case.what} {case.recipe}, {case.precision}, {case.mode}"
+            path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+            with empty_caches() as caches:
+                numbers = _numbers(case, title, folder / "benchmarks", {**caches, "PYTHONPATH": path})
+            found[name] += [_row(case, n) for n in numbers]
+    compared = comparisons(found["old"], found["new"])
+    print("\n".join(["", f"old: {other}", f"new: {HERE.parent}", *comparison_table(compared)]))
+    failed = [f"{name}: {_name(r)}: {r.failure}" for name, rows in found.items() for r in rows if r.failure]
+    print("\n".join(["", *dict.fromkeys(failed)]))
+    if options.out:
+        write_text(options.out, to_csv(compared, Comparison))
+    unexpected = any(r.failure and not r.expected_end for rows in found.values() for r in rows)
+    return int(unexpected or any(flags(c) for c in compared))
+
+
+def comparisons(old: Sequence[Row], new: Sequence[Row]) -> list[Comparison]:
+    """What both measured, row by row."""
+
+    def repeats(rows: Sequence[Row], like: Row) -> list[Row]:
+        return [r for r in rows if r.key == like.key and not r.failure]
+
+    def spread(rows: Sequence[Row]) -> float:
+        times = [r.milliseconds for r in rows]
+        return (max(times) - min(times)) / statistics.median(times) if len(times) > 1 else math.nan
+
+    found = []
+    for row in {r.key: r for r in new if not r.failure}.values():
+        before, now = repeats(old, row), repeats(new, row)
+        if not before:
+            continue
+        numbers = {}
+        for name, rows in (("old", before), ("new", now)):
+            numbers[f"{name}_milliseconds"] = statistics.median(r.milliseconds for r in rows)
+            numbers[f"{name}_mib"] = statistics.median(r.reserved_mib for r in rows)
+            numbers[f"{name}_startup"] = statistics.median(r.startup_seconds for r in rows)
+        shared = [f.name for f in dataclasses.fields(Work)]
+        found.append(
+            Comparison(
+                **{name: getattr(row, name) for name in shared},
+                **numbers,
+                time_ratio=numbers["new_milliseconds"] / numbers["old_milliseconds"],
+                time_spread=max(spread(before), spread(now)),
+                memory_ratio=numbers["new_mib"] / (numbers["old_mib"] or math.nan),
+            )
+        )
+    return found
+
+
+def flags(c: Comparison) -> list[str]:
+    """Whether the new code is slower beyond the noise, or on a GPU larger."""
+    noise = 0.0 if math.isnan(c.time_spread) else c.time_spread
+    counted = "thread(s)" not in c.machine
+    slower = c.time_ratio > max(1 / SLOWER, 1 + noise)
+    return ["SLOWER"] * slower + ["LARGER"] * (counted and c.memory_ratio > LARGER)
+
+
+def comparison_table(compared: Sequence[Comparison]) -> list[str]:
+    """The comparisons for people."""
+    lines: list[tuple[str, ...]] = [
+        ("what", "recipe", "precision", "mode", "batch", "points", "times", "old ms", "new ms", "new/old", "spread",
+         "old MiB", "new MiB", "new/old", "old start s", "new start s", ""),
+    ]  # fmt: skip
+    for c in compared:
+        numbers = (
+            f"{c.old_milliseconds:.4g}", f"{c.new_milliseconds:.4g}", f"{c.time_ratio:.3f}", f"{c.time_spread:.1%}",
+            f"{c.old_mib:,.0f}", f"{c.new_mib:,.0f}", f"{c.memory_ratio:.3f}",
+            f"{c.old_startup:.1f}", f"{c.new_startup:.1f}",
+        )  # fmt: skip
+        shown = tuple("-" if "nan" in n else n for n in numbers)
+        words = (c.what, c.recipe, c.precision, c.mode, str(c.batch), c.points, str(c.times))
+        lines.append((*words, *shown, " ".join(flags(c))))
+    places = dict.fromkeys(f"{c.machine}; torch {c.torch}; medians of up to {c.steps} steps" for c in compared)
+    return [*places, "", *aligned(lines, 4)]
 
 
 def write_profile(folder: Path, case: Case, kernels: Sequence[tuple[str, float, float]]) -> None:
@@ -251,10 +467,10 @@ def write_profile(folder: Path, case: Case, kernels: Sequence[tuple[str, float, 
     write_text(folder / f"{case.recipe}-{case.precision}-{case.mode}.csv", to_csv(found, Kernel))
 
 
-def in_process(script: Path, *arguments: str, plain: bool) -> "subprocess.CompletedProcess[str]":
-    """A script in a fresh process, plainly without fused kernels; with what it said."""
-    environment = {**os.environ, **({"OFORMER_FUSED": "0"} if plain else {})}
-    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=environment)
+def in_process(script: Path, *arguments: str, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """A script in a fresh process, in this environment but for what is given; with what it said."""
+    changed = {**os.environ, **environment}
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, env=changed)
 
 
 def _row(case: Case, numbers: dict[str, Any]) -> Row:
@@ -310,15 +526,21 @@ def table(rows: Sequence[Row]) -> str:
         )  # fmt: skip
         shown = ("failed", *"-" * 7) if r.failure else tuple("-" if "nan" in n else n for n in numbers)
         lines.append((r.what, r.recipe, r.precision, r.mode, str(r.batch), r.points, str(r.times), *shown))
+    text = aligned(lines, 4)
+    places = dict.fromkeys(f"{r.machine}; torch {r.torch}; medians of up to {r.steps} steps" for r in rows)
+    failures = [f"{_name(r)}: {r.failure}" for r in rows if r.failure]
+    return "\n".join(["", *places, "", *text, *failures, ""])
+
+
+def aligned(lines: Sequence[Sequence[str]], words: int) -> list[str]:
+    """A table as text: the first columns hold words, the others numbers; under the header stands a rule."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = []
     for line in lines:
         cells = zip(line, widths, strict=True)
-        text.append("  ".join(c.ljust(w) if i < 4 else c.rjust(w) for i, (c, w) in enumerate(cells)))
-    text.insert(1, "  ".join("-" * w for w in widths))
-    places = dict.fromkeys(f"{r.machine}; torch {r.torch}; medians of up to {r.steps} steps" for r in rows)
-    failures = [f"{_name(r)}: {r.failure}" for r in rows if r.failure]
-    return "\n".join(["", *places, "", *text, *failures, ""])
+        text.append("  ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in enumerate(cells)).rstrip())
+    text.insert(1, "  ".join("-" * w for w in widths).rstrip())
+    return text
 
 
 def exponents(rows: Sequence[Row]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oformer import RECIPES, Recipe, evaluate, train
 from oformer.report import write_report
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 
 RUN = Path("outputs/01-burgers")
 

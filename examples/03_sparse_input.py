@@ -12,7 +12,7 @@ from pathlib import Path
 from oformer import Predictor, View, evaluate
 from oformer.config import from_json
 from oformer.plots import Resolution, error_by_resolution, save_figure
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 from oformer.training.recipe import Recipe
 
 RUN = Path("outputs/01-burgers")

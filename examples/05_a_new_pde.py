@@ -18,7 +18,7 @@ from torch import Tensor
 from oformer import Card, Data, Field, OFormerConfig, Problem, Recipe, Sample, Spec, Training, evaluate, train
 from oformer.models.oformer import Encoder, Query
 from oformer.seeds import numpy_generator
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class String(Problem):
         swing = torch.cos(self.speed * k * times[:, None])  # (times, modes)
         u = torch.einsum("bm,tm,mx->btx", state["amplitudes"], swing, torch.sin(k[:, None] * x))
         query = Field.of(x[:, None])
-        return [Sample(Field(query.coords, s[:1, :, None], query.weights), query, s[1:, :, None]) for s in u]
+        return [Sample(query.with_values(s[:1, :, None]), query, s[1:, :, None]) for s in u]
 
 
 def main(run: Path = Path("outputs/05-string"), steps: int = 1000, train_samples: int = 256) -> float:

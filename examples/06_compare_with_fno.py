@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oformer import RECIPES, InputError, Predictor, Recipe, evaluate, train
 from oformer.models import FNOConfig
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 
 
 def with_fno(recipe: Recipe) -> Recipe:

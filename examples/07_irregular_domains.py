@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oformer import RECIPES, Data, Predictor, evaluate, train
 from oformer.plots import Panel, maps, save_figure
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 
 
 def main(run: Path = Path("outputs/07-charges"), samples: int = 400, steps: int = 1500) -> float:
@@ -30,7 +30,7 @@ def main(run: Path = Path("outputs/07-charges"), samples: int = 400, steps: int 
     # The mesh of a sample is kept for pictures; the model never sees it.
     sample = test[0]
     panel = Panel("never seen", sample, predict(sample.input, sample.query).values)
-    figure = maps.solutions([panel], target="potential", input="charge", input_channel=2, names=test.card.targets)
+    figure = maps.solutions([panel], target="potential", input="charge", picture=test.card.picture)
     save_figure(run.with_suffix(".png"), figure)
     return scores.error
 

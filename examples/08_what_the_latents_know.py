@@ -14,7 +14,7 @@ import torch
 from oformer import PointDataset, Predictor
 from oformer.config import from_json
 from oformer.fields import collate
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 from oformer.training.recipe import Recipe
 
 RUN = Path("outputs/01-burgers")

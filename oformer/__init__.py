@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # to type checkers, `as` marks a name as public
     from oformer.fields import Sample as Sample
     from oformer.fields import Spec as Spec
     from oformer.meshes.voronoi import cell_weights as cell_weights
-    from oformer.models.base import Normalization as Normalization
-    from oformer.models.base import Operator as Operator
     from oformer.models.oformer import OFormer as OFormer
     from oformer.models.oformer import OFormerConfig as OFormerConfig
+    from oformer.models.operator import Normalization as Normalization
+    from oformer.models.operator import Operator as Operator
     from oformer.predict import Predictor as Predictor
     from oformer.problems import PROBLEMS as PROBLEMS
     from oformer.problems import Airfoil as Airfoil
@@ -53,7 +53,7 @@ _HOMES = {
     "oformer.experiments.recipes": ("RECIPES",),
     "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec"),
     "oformer.meshes.voronoi": ("cell_weights",),
-    "oformer.models.base": ("Normalization", "Operator"),
+    "oformer.models.operator": ("Normalization", "Operator"),
     "oformer.models.oformer": ("OFormer", "OFormerConfig"),
     "oformer.predict": ("Predictor",),
     "oformer.problems": (

@@ -19,10 +19,20 @@ from torch.overrides import TorchFunctionMode
 from oformer.config import by_name, from_json, to_json
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
-from oformer.files import listed, map_arrays, new_folder, read_json, sha256, write_bytes, write_json, write_text
+from oformer.files import (
+    listed,
+    map_arrays,
+    new_folder,
+    read_json,
+    read_versioned,
+    sha256,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from oformer.models import ModelConfig, Normalization, Operator
-from oformer.models.chunked import InChunks
 from oformer.statistics import Seen
+from oformer.terminal import markdown_table
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
@@ -40,10 +50,16 @@ class Checkpoint:
     operator: Operator
     name: str  # of the recipe, or of the user's choosing
     step: int = 0
-    scores: dict[str, Any] = field(default_factory=dict)  # of the last evaluation
+    # Of the last evaluation: on the test split, or on that which `split` names.
+    scores: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] | None = None  # as JSON
     data: Card | None = None  # of the dataset it was trained on
     provenance: dict[str, Any] = field(default_factory=dict)  # hardware, versions, minutes, data seed
+
+    @property
+    def chunk(self) -> int | None:
+        """Points at once in training, where samples are larger than memory: they are evaluated so as well."""
+        return _chunk(self.recipe, None)
 
 
 @dataclass(frozen=True)
@@ -121,9 +137,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu", verify: bo
     _refuse_not_finite(tensors, folder / WEIGHTS)
     operator.load_state_dict(tensors)
     operator.seen = config.seen
-    # What is trained on samples that memory does not hold is evaluated on such.
-    if chunk := _chunk(config.recipe, config_of):
-        operator.chunked = InChunks(operator, chunk)
+    _chunk(config.recipe, config_of)
     return Checkpoint(
         operator=operator.to(device).eval(),
         name=config.name,
@@ -197,19 +211,7 @@ def _existing(folder: Path) -> Path:
 def read_config(folder: Path) -> StoredConfig:
     """The content of config.json, refused where it is foreign, of a newer version or incomplete."""
     path = _existing(folder)
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"a checkpoint of this package in {folder}", "a foreign config.json", "Check the path")
-    version = content.get("version")
-    if type(version) is not int or version < 1:
-        raise InputError(f"a version from 1 to {VERSION} in {path}", repr(version)[:80], EDITED)
-    if version > VERSION:
-        raise InputError(
-            f"a checkpoint of version {VERSION} or older in {folder}",
-            f"version {version}",
-            "It was written by a newer oformer; upgrade this one",
-        )
-    return from_json(StoredConfig, content, str(path))
+    return from_json(StoredConfig, read_versioned(path, FORMAT, VERSION), str(path))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -297,8 +299,8 @@ class _AtMost(TorchFunctionMode):
         return result
 
 
-def _chunk(recipe: dict[str, Any] | None, path: Path) -> int | None:
-    """The setting `training.chunk` of a recipe."""
+def _chunk(recipe: dict[str, Any] | None, path: Path | None) -> int | None:
+    """The setting `training.chunk` of a recipe, refused where it is none; `path` is the file it came from."""
     training = (recipe or {}).get("training")
     chunk = training.get("chunk") if isinstance(training, dict) else None
     if chunk is not None and (type(chunk) is not int or chunk < 1):
@@ -377,9 +379,10 @@ def how_to_use(checkpoint: Checkpoint, place: str) -> list[str]:
         in_python(checkpoint, place),
         "```",
         "",
-        "| array | shape | holds |",
-        "|---|---|---|",
-        *(f"| `{name}` | {shape} | {what} |" for name, shape, what in arrays_of_a_call(checkpoint)),
+        markdown_table(
+            ("array", "shape", "holds"),
+            [(f"`{name}`", shape, what) for name, shape, what in arrays_of_a_call(checkpoint)],
+        ),
     ]
 
 
@@ -387,26 +390,26 @@ def model_card(checkpoint: Checkpoint) -> str:
     """The README of a checkpoint."""
     spec, scores, model = checkpoint.operator.spec, checkpoint.scores, checkpoint.operator.model
     where = "on a regular grid" if model.needs_grid else "at any points"
+    rows = [
+        ("dimension", str(spec.dim)),
+        ("input", f"{spec.in_times} frame(s) of {spec.in_channels} channel(s), {where}"),
+        ("output", f"{spec.out_times} frame(s) of {spec.out_channels} channel(s), {where}"),
+        ("trained on", "a grid of " + " x ".join(map(str, spec.grid)) if spec.grid else "scattered points"),
+    ]
+    if checkpoint.data is not None:
+        rows.append(("data", checkpoint.data.title))
+    if "error" in scores:
+        mean, median, worst = (percent(scores.get(name)) for name in ("error", "median", "worst"))
+        split = scores.get("split", "test")
+        rows.append((f"{split} error (relative L2, mean over {scores.get('count')} samples)", mean))
+        rows.append(("median, worst", f"{median}, {worst}"))
+    rows += [(name, str(value)) for name, value in checkpoint.provenance.items() if value is not None]
     lines = [
         f"# {checkpoint.name}",
         "",
         f"{model.name} of {parameter_count(checkpoint.operator):,} parameters, {checkpoint.step:,} training steps.",
         "",
-        "| | |",
-        "|---|---|",
-        f"| dimension | {spec.dim} |",
-        f"| input | {spec.in_times} frame(s) of {spec.in_channels} channel(s), {where} |",
-        f"| output | {spec.out_times} frame(s) of {spec.out_channels} channel(s), {where} |",
-        f"| trained on | {'a grid of ' + ' x '.join(map(str, spec.grid)) if spec.grid else 'scattered points'} |",
-    ]
-    if checkpoint.data is not None:
-        lines.append(f"| data | {checkpoint.data.title} |")
-    if "error" in scores:
-        mean, median, worst = (percent(scores.get(name)) for name in ("error", "median", "worst"))
-        lines.append(f"| test error (relative L2, mean over {scores.get('count')} samples) | {mean} |")
-        lines.append(f"| median, worst | {median}, {worst} |")
-    lines += [f"| {name} | {value} |" for name, value in checkpoint.provenance.items() if value is not None]
-    lines += [
+        markdown_table(("", ""), rows),
         "",
         *how_to_use(checkpoint, "path/to/this/folder"),
         "",

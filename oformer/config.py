@@ -69,6 +69,8 @@ def _read(kind: Any, content: Any, where: str) -> Any:
         return content
     if origin is tuple:
         return _read_tuple(arguments, content, where)
+    if origin is list:
+        return list(_read_tuple((arguments[0], ...), content, where))
     if origin is dict:
         if not isinstance(content, dict):
             raise _wrong(where, "an object", content)

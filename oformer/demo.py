@@ -3,12 +3,11 @@
 import shutil
 from pathlib import Path
 
-import torch
-
+from oformer.gpu import compute_device
 from oformer.report import write_report
 from oformer.terminal import say, table
-from oformer.training.datasets import open_data, train_and_test
 from oformer.training.evaluate import resolution_sweep
+from oformer.training.find_data import open_data, train_and_scored, train_and_test
 from oformer.training.loop import train
 from oformer.training.recipe import Recipe
 
@@ -26,12 +25,12 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
     run = out / "run"
     if fresh and run.exists():
         shutil.rmtree(run)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = compute_device()
     say(f"1. Data: {recipe.data.train} + {recipe.data.test} solutions of a PDE, made or found in {out / 'datasets'}.")
     data = open_data(recipe, out / "datasets", device=device, say=say)
     say(f"2. Training on {device}: {recipe.describe()}. Ctrl-C stops and saves; the same command goes on.")
-    splits = train_and_test(data, recipe)
-    outcome = train(recipe, run, splits, device=device, max_minutes=minutes)
+    test = train_and_test(data, recipe)[1]
+    outcome = train(recipe, run, train_and_scored(data, recipe), device=device, max_minutes=minutes)
     if not outcome.finished:
         say(f"Stopped ({outcome.reason}) at step {outcome.step}; everything is saved. The same command goes on.")
         return 130
@@ -39,12 +38,12 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
         say(f"{minutes:g} minutes had room for {outcome.step:,} of {recipe.training.steps:,} steps, with the whole "
             "schedule of the learning rate in them. For more: --fresh --minutes, with a larger number.")  # fmt: skip
     say("3. The same weights on other grids than the one they were trained on:")
-    rows = resolution_sweep(outcome.operator, splits[1])
+    rows = resolution_sweep(outcome.operator, test)
     table(
         ("looked at with", "input points", "test error (relative L2)"),
-        [(r.label, str(r.points), f"{r.error:.3%}" + " (trained here)" * (r.kind == "trained")) for r in rows],
+        [(row.title, str(row.points), f"{row.error:.3%}") for row in rows],
     )
-    report = write_report(run, splits[1], rows)
+    report = write_report(run, test, rows)
     say(f"4. Report with pictures: {report}")
     say("Next:")
     for command, what in (

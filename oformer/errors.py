@@ -1,7 +1,9 @@
 """What can go wrong and how we say it: every message names what was expected, what came, and what to do."""
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 
 class InputError(ValueError):
@@ -68,3 +70,11 @@ def unknown_name(kind: str, name: str, choices: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.4)
     hint = f"Did you mean `{near[0]}`? " if near else ""
     return InputError(f"the name of a {kind}", f"`{name}`", f"{hint}Choices: {', '.join(choices)}.")
+
+
+def optional_module(name: str, purpose: str, install: str) -> ModuleType:
+    """A module of a package that not everybody installs, or an error that says what it is for and how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"the package {name} for {purpose}", "none installed", f"Install it: {install}") from error

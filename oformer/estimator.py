@@ -17,25 +17,25 @@ import inspect
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
+from oformer.baselines import compare
 from oformer.checkpoint import CONFIG, Checkpoint, check_files, load_checkpoint, parameter_count, save_checkpoint
 from oformer.config import from_json, to_json
 from oformer.data.arrays import Arrays
-from oformer.data.columns import axes_of, columns_of, per_sample, question, seen_samples
+from oformer.data.columns import as_given, axes_of, columns_of, question, questions, samples_like, seen_samples
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Sample, Spec
+from oformer.fields import Card, Picture, Sample, Spec
 from oformer.files import read_json
+from oformer.gpu import compute_device
 from oformer.nn.attention import KINDS, AttentionKind
 from oformer.plots import lines, maps
-from oformer.plots.panel import Panel
 from oformer.predict import Predictor
 from oformer.seeds import numpy_generator
 from oformer.terminal import say
@@ -58,7 +58,8 @@ class OperatorRegressor:
 
     What is `None` is chosen from the data in `fit`, which says what it chose. Fitted attributes: `sizes_` (what was
     chosen), `spec_` (the shape of the problem), `parameter_names_`, `test_indices_` (the samples held out), `errors_`
-    (the relative L2 error of each of them), `step_` (how many steps were done) and `predictor_`.
+    (the relative L2 error of each of them), `baselines_` (the mean error of each class of `oformer.baselines` on these
+    samples, by name), `step_` (how many steps were done) and `predictor_`.
     """
 
     def __init__(
@@ -97,21 +98,17 @@ class OperatorRegressor:
         self.attention: AttentionKind = attention
         self.rate, self.test_fraction, self.seed, self.device, self.quiet = rate, test_fraction, seed, device, quiet
 
-    @classmethod
-    def _setting_names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The settings by name.
 
         Args:
             deep: for scikit-learn, which asks for it; there is nothing deeper here.
         """
-        return {name: getattr(self, name) for name in self._setting_names()}
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self: Estimator, **settings: Any) -> Estimator:
         """Change settings by name; they count from the next `fit`."""
-        names = self._setting_names()
+        names = self.get_params()
         for name in settings:
             if name not in names:
                 raise unknown_name("setting", name, names)
@@ -120,7 +117,7 @@ class OperatorRegressor:
         return self
 
     def __repr__(self) -> str:
-        defaults = inspect.signature(type(self).__init__).parameters
+        defaults = inspect.signature(type(self)).parameters
         changed = {n: v for n, v in self.get_params().items() if v != defaults[n].default}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
@@ -177,9 +174,21 @@ class OperatorRegressor:
         device = self._device()
         sizes = self._sizes(learned)
         self._tell(_words_on_data(learned, len(test), names))
-        with _random_state_kept(device), tempfile.TemporaryDirectory(prefix="oformer-") as folder:
+        compared = compare(learned, test, share=min(1.0, self.minutes or 1.0), seed=self.seed)
+        # The caller's random numbers are left as they were.
+        kept = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        with kept, tempfile.TemporaryDirectory(prefix="oformer-") as folder:
             if not self.quiet or self.minutes is not None:
-                sizes, speed = self._plan(sizes, (learned, test.subset([0])), device, Path(folder), started)
+                sizes, speed = planned(
+                    sizes,
+                    dataclasses.replace(sizes, width=self.width or SMALL[0], depth=self.depth or SMALL[1]),
+                    (learned, test.subset([0])),
+                    deadline=None if self.minutes is None else started + 60 * self.minutes,
+                    most=self.steps or MOST_STEPS,
+                    seed=self.seed,
+                    device=device,
+                    folder=Path(folder),
+                )
                 self._tell(_words_on_plan(sizes, speed, device))
             told, left = sizes, None
             if self.minutes is not None:  # a faster machine later on is to do more steps than are planned
@@ -197,9 +206,12 @@ class OperatorRegressor:
             )
         self.sizes_, self.spec_, self.step_ = sizes, data.spec, outcome.step
         self.parameter_names_, self.test_indices_, self._target_axes = names, held, axes
-        self.predictor_ = Predictor(_checkpoint(outcome, recipe, data.card), device)
-        self.errors_ = self._errors(test)
+        scores = outcome.scores.to_json() if outcome.scores else {}
+        stored = Checkpoint(outcome.operator, recipe.name, outcome.step, scores, to_json(recipe), data.card)
+        self.predictor_ = Predictor(stored, device)
+        self.errors_, self.baselines_ = self._errors(test), compared.errors
         self._tell(_words_on_result(outcome, self.errors_, parameter_count(outcome.operator)))
+        self._tell(compared.told(self.errors_))
         return self
 
     def predict(
@@ -223,15 +235,11 @@ class OperatorRegressor:
                 f"times={times} after targets without a time axis",
                 "Leave it out, or fit with frames",
             )
-        single = isinstance(inputs, Mapping)
-        samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-        places = [queries] if single else per_sample(queries, len(samples))
-        asked = [question(sample, i, place) for i, (sample, place) in enumerate(zip(samples, places, strict=True))]
-        answers = []
-        for sample in self._samples(asked):
-            values = self.predictor_(sample.input, sample.query, times).values.numpy()
-            answers.append({1: lambda v: v[0, :, 0], 2: lambda v: v[0], 3: lambda v: v}[self._target_axes](values))
-        return answers[0] if single else answers
+        answers = [
+            as_given(self.predictor_(sample.input, sample.query, times).values.numpy(), self._target_axes)
+            for sample in self._samples(questions(inputs, queries))
+        ]
+        return answers[0] if isinstance(inputs, Mapping) else answers
 
     def score(self, samples: Sequence[Mapping[str, Any]] | None = None, **arrays: Any) -> float:
         """One minus the mean relative L2 error: 1 is perfect, 0 is as good as answering zero.
@@ -268,10 +276,10 @@ class OperatorRegressor:
             return maps.prediction(known.input, answer, channel=channel, time=time)
         known = self._samples([sample])[0]
         answer = self.predictor_(known.input, known.query, known.target.shape[0]).values
-        panel = Panel("sample", known, answer)
+        panel = lines.Panel("sample", known, answer)
         if self.spec_.dim == 1:
             return lines.solutions([panel], target="target", channel=channel, time=time)
-        return maps.solutions([panel], target="target", channel=channel, time=time)
+        return maps.solutions([panel], target="target", picture=Picture(target=channel), time=time)
 
     def save(self, folder: Path | str) -> None:
         """Write a folder that `OperatorRegressor.load` reads, and `Predictor` as well."""
@@ -285,6 +293,7 @@ class OperatorRegressor:
             "parameter_names": list(self.parameter_names_),
             "test_indices": self.test_indices_.tolist(),
             "errors": self.errors_.tolist(),
+            "baselines": self.baselines_,
             "target_axes": self._target_axes,
         }
         extra = {ESTIMATOR: (json.dumps(content, indent=2) + "\n").encode()}
@@ -315,6 +324,7 @@ class OperatorRegressor:
         model.parameter_names_ = tuple(content["parameter_names"])
         model.test_indices_ = np.array(content["test_indices"], dtype=np.int64)
         model.errors_ = np.array(content["errors"], dtype=np.float64)
+        model.baselines_ = content.get("baselines", {})  # older folders have none
         model._target_axes = content["target_axes"]
         return model
 
@@ -327,17 +337,13 @@ class OperatorRegressor:
             raise InputError("a fitted estimator", "one without data", "Call `fit` or `OperatorRegressor.load` first")
 
     def _device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return compute_device(self.device)
 
     def _samples(self, samples: Sequence[Mapping[str, Any]] | None, **arrays: Any) -> list[Sample]:
         """Samples as the model sees them, of the shapes and with the parameters that it was fitted with."""
-        found, names = seen_samples(columns_of(samples, arrays))
-        if names != self.parameter_names_:
-            raise InputError(
-                f"the parameters of `fit` ({', '.join(self.parameter_names_) or 'none'})", ", ".join(names) or "none"
-            )
+        found = samples_like(samples, arrays, self.parameter_names_)
         for i, sample in enumerate(found):
-            _check_against(self.spec_, sample, i, len(names))
+            _check_against(self.spec_, sample, i, len(self.parameter_names_))
         return found
 
     def _held_out(self, count: int) -> np.ndarray:
@@ -356,35 +362,8 @@ class OperatorRegressor:
         return recipe_for(data, name, sizes=self._sizes, test_fraction=self.test_fraction, seed=self.seed)
 
     def _sizes(self, data: PointDataset) -> Sizes:
-        return sizes_for(
-            data,
-            width=self.width,
-            depth=self.depth,
-            batch=self.batch,
-            steps=self.steps,
-            attention=self.attention,
-            rate=self.rate,
-        )
-
-    def _plan(
-        self,
-        sizes: Sizes,
-        data: tuple[PointDataset, PointDataset],
-        device: torch.device,
-        folder: Path,
-        started: float,
-    ) -> tuple[Sizes, float]:
-        small = dataclasses.replace(sizes, width=self.width or SMALL[0], depth=self.depth or SMALL[1])
-        return planned(
-            sizes,
-            small,
-            data,
-            deadline=None if self.minutes is None else started + 60 * self.minutes,
-            most=self.steps or MOST_STEPS,
-            seed=self.seed,
-            device=device,
-            folder=folder,
-        )
+        chosen = ("width", "depth", "batch", "steps", "attention", "rate")
+        return sizes_for(data, **{name: getattr(self, name) for name in chosen})
 
     def _errors(self, data: PointDataset) -> np.ndarray:
         return errors(self.predictor_.operator, data, self.sizes_.batch).relative.numpy()
@@ -433,18 +412,6 @@ def _card(sample: Sample, names: tuple[str, ...]) -> Card:
         queries=numbered("feature", features),
         targets=numbered("target", targets),
     )
-
-
-def _checkpoint(outcome: Outcome, recipe: Recipe, card: Card) -> Checkpoint:
-    scores = outcome.scores.to_json() if outcome.scores else {}
-    return Checkpoint(outcome.operator, recipe.name, outcome.step, scores, to_json(recipe), card)
-
-
-@contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    """Leave torch's own random numbers as the caller had them."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 def _words_on_data(learned: PointDataset, held: int, names: tuple[str, ...]) -> str:

@@ -10,7 +10,6 @@ next to the operator, before it gets its name: a file that differs is never left
 
 import contextlib
 import copy
-import importlib
 import json
 import logging
 import math
@@ -28,15 +27,18 @@ from torch import Tensor, nn
 
 from oformer import __version__
 from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from oformer.checks import check_finite
 from oformer.config import to_json
-from oformer.errors import InputError
-from oformer.fields import Field, check_finite
+from oformer.engine.swap import accelerate
+from oformer.errors import InputError, optional_module
+from oformer.fields import Field
 from oformer.files import write_bytes
 from oformer.models import Operator
 
 FORMAT = "oformer-export"
 VERSION = 1
 SUFFIXES = (".onnx", ".pt2")
+ONNX = "ONNX files", "pip install onnx onnxscript onnxruntime"
 METADATA = "oformer.json"  # the file inside a .pt2; in ONNX the property FORMAT
 ANSWER = "answer"  # the name of the output
 TOLERANCE = 1e-4
@@ -93,15 +95,16 @@ def export(
     checkpoint = _checkpoint(source)
     operator = _plain(checkpoint.operator)
     times = operator.horizon(times)
-    if operator.model.needs_grid:
+    if not operator.model.answers_anywhere:
+        where = "a regular grid" if operator.model.needs_grid else "a mesh, and answers at its points alone"
         raise InputError(
             "a model that reads scattered points, for a file whose numbers of points and queries are free",
-            f"{operator.model.name}, which reads a regular grid",
+            f"{operator.model.name}, which reads {where}",
             "Use the checkpoint itself",
         )
     if suffix == ".onnx":
         for name in ("onnx", "onnxscript", "onnxruntime"):  # before minutes of tracing
-            _needed(name)
+            optional_module(name, *ONNX)
     metadata = _metadata(checkpoint, times)
     program = _traced(operator, times)
     save = _save_onnx if suffix == ".onnx" else _save_pt2
@@ -135,7 +138,7 @@ def verify(path: str | Path, source: str | Path | Checkpoint, tolerance: float =
     generator = torch.Generator().manual_seed(SEED)
     expected, got, ideal = [], [], []
     for size in SIZES:
-        tensors = _example(operator, size, generator)
+        tensors = example(operator, size, generator)
         with torch.no_grad():
             expected.append(eager(**tensors).double())
             ideal.append(exact(**{name: tensor.double() for name, tensor in tensors.items()}))
@@ -195,21 +198,10 @@ def _checkpoint(source: str | Path | Checkpoint) -> Checkpoint:
 
 
 def _plain(operator: Operator) -> Operator:
-    """A copy on the CPU in float32, for inference, without autocast and chunks: the caller's own is left as it is."""
+    """A copy on the CPU in float32, for inference: the caller's own is left as it is."""
     plain = copy.deepcopy(operator).to("cpu", torch.float32).eval()
-    plain.autocast = plain.chunked = None
+    accelerate(plain.model, "cpu")
     return plain
-
-
-def _needed(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"the package {name} for ONNX files",
-            "none installed",
-            "Install them: pip install onnx onnxscript onnxruntime",
-        ) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -236,8 +228,11 @@ def _shapes(operator: Operator) -> dict[str, tuple[str | int, ...]]:
     return shapes
 
 
-def _example(operator: Operator, size: tuple[int, int, int], generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs on the scale of the training data: some points beyond their box, the last sample padded."""
+def example(operator: Operator, size: tuple[int, int, int], generator: torch.Generator) -> dict[str, Tensor]:
+    """Random inputs on the scale of the training data, by name: some points beyond their box, the last sample padded.
+
+    `size` counts samples, points and queries.
+    """
     s, (batch, points, queries) = operator.spec, size
     low, high = operator.box
 
@@ -273,7 +268,7 @@ def _example(operator: Operator, size: tuple[int, int, int], generator: torch.Ge
 
 def _traced(operator: Operator, times: int) -> torch.export.ExportedProgram:
     """The graph of the operator with free sizes."""
-    tensors = _example(operator, EXAMPLE, torch.Generator().manual_seed(SEED))
+    tensors = example(operator, EXAMPLE, torch.Generator().manual_seed(SEED))
     free = {name: torch.export.Dim(name, min=1) for name in ("batch", "points", "queries")}
     shapes = {
         name: {axis: free[size] for axis, size in enumerate(shape) if isinstance(size, str)}
@@ -341,7 +336,7 @@ def _opened(path: Path) -> tuple[Answer, dict[str, Any]]:
     suffix = _suffix(path)
     if not path.is_file():
         raise InputError(f"a file at {path}", "nothing there", "Check the path")
-    runtime = _needed("onnxruntime") if suffix == ".onnx" else None
+    runtime = optional_module("onnxruntime", *ONNX) if suffix == ".onnx" else None
     try:
         with _quiet():
             answer, text = _open_onnx(path, runtime) if runtime else _open_pt2(path)

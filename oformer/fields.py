@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oformer.errors import InputError
+from oformer.nn.shared_grids import once_per_grid
 
 MOST_AXES = 3  # of space
 TURNED = "coords.swapaxes(-1, -2)"  # for arrays and tensors, with and without a batch axis
@@ -63,16 +64,54 @@ class Field:
 
     @property
     def points(self) -> int:
-        """How many points, padding included."""
+        """The number of points, padding included."""
         return self.coords.shape[-2]
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates, values and weights, in the order in which `Field` takes them."""
+        return self.coords, self.values, self.weights
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Field":
+        """The field with `function(tensor)` in place of each of its three tensors.
+
+        In a batch, a tensor that all samples share (a grid) is passed to the function as one sample, and the result is
+        expanded: it is computed once and stays shared.
+
+        Args:
+            function: for a batch, one that keeps the batch axis and treats each sample alone.
+        """
+        return self.map_points(lambda tensor, _: function(tensor))
+
+    def map_points(self, function: Callable[[Tensor, int], Tensor]) -> "Field":
+        """As `map`, with `function(tensor, axis)`, where `axis` is that of the points: -2, or -1 for the weights."""
+
+        def changed(tensor: Tensor, axis: int) -> Tensor:
+            if self.coords.ndim != 3:  # without a batch axis
+                return function(tensor, axis)
+            return once_per_grid(lambda one: function(one, axis), tensor)
+
+        return Field(changed(self.coords, -2), changed(self.values, -2), changed(self.weights, -1))
+
+    def take(self, points: slice) -> "Field":
+        """Some points of each sample, with the weights that they have among all; a shared grid stays shared."""
+        return Field(self.coords[..., points, :], self.values[..., points, :], self.weights[..., points])
+
+    def samples(self, chosen: slice) -> "Field":
+        """Some samples of a batch; a grid that they share stays shared."""
+        return Field(*(tensor[chosen] for tensor in self.tensors))
+
+    def with_values(self, values: Float[Tensor, "*batch times points channels"]) -> "Field":
+        """Other values at the same points, with the same weights."""
+        return dataclasses.replace(self, values=values)
+
     def batched(self) -> "Field":
-        """The same field as a batch of one."""
-        return Field(self.coords[None], self.values[None], self.weights[None])
+        """The field as a batch of one sample."""
+        return Field(*(tensor[None] for tensor in self.tensors))
 
     def single(self, index: int) -> "Field":
         """One field of a batch."""
-        return Field(self.coords[index], self.values[index], self.weights[index])
+        return Field(*(tensor[index] for tensor in self.tensors))
 
     def sharing(self, other: "Field") -> "Field":
         """The field, with the other's tensor of coordinates where both lie at the same points.
@@ -87,8 +126,8 @@ class Field:
         return dataclasses.replace(self, coords=other.coords)
 
     def to(self, *args, **kwargs) -> "Field":
-        """The same field on another device or in another floating type."""
-        return Field(self.coords.to(*args, **kwargs), self.values.to(*args, **kwargs), self.weights.to(*args, **kwargs))
+        """The field on another device or in another floating type; a grid that a batch shares stays shared."""
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -101,15 +140,29 @@ class Sample:
     parameters: Mapping[str, Float[Tensor, "*batch"]] = field(default_factory=dict)  # nu, Mach...: hidden from models
     cells: tuple[Int[Tensor, "_cells _corners"], ...] | None = None  # for plots and weights only
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of input and query, the target, and the parameters; not the cells."""
+        return (*self.input.tensors, *self.query.tensors, self.target, *self.parameters.values())
+
+    def with_tensors(self: Kind, tensors: Sequence[Tensor]) -> Kind:
+        """The sample or batch with other tensors, in the order of `tensors`; `cells` stay."""
+        input, query, target, parameters = Field(*tensors[:3]), Field(*tensors[3:6]), tensors[6], tensors[7:]
+        named = dict(zip(self.parameters, parameters, strict=True))
+        return dataclasses.replace(self, input=input, query=query, target=target, parameters=named)
+
+    def map(self: Kind, function: Callable[[Tensor], Tensor]) -> Kind:
+        """The sample or batch with `function(tensor)` in place of each of its tensors, as `Field.map`; `cells` stay.
+
+        A tensor that is there twice, such as coordinates of both input and query, is passed to the function once.
+        """
+        batched = self.target.ndim == 4
+        changed = {id(t): once_per_grid(function, t) if batched else function(t) for t in self.tensors}
+        return self.with_tensors([changed[id(tensor)] for tensor in self.tensors])
+
     def to(self: Kind, *args, **kwargs) -> Kind:
-        """The same sample on another device or in another floating type; `cells` stay where they are."""
-        return dataclasses.replace(
-            self,
-            input=self.input.to(*args, **kwargs),
-            query=self.query.to(*args, **kwargs),
-            target=self.target.to(*args, **kwargs),
-            parameters={name: value.to(*args, **kwargs) for name, value in self.parameters.items()},
-        )
+        """The sample or batch on another device or in another floating type; `cells` stay where they are."""
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -118,25 +171,14 @@ class Batch(Sample):
 
     @property
     def size(self) -> int:
-        """How many samples."""
+        """The number of samples."""
         return self.target.shape[0]
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with each of its tensors changed; the cells stay."""
-
-        def field(f: Field) -> Field:
-            return Field(change(f.coords), change(f.values), change(f.weights))
-
-        input, query = field(self.input), field(self.query)
-        if self.query.coords is self.input.coords:
-            query = dataclasses.replace(query, coords=input.coords)
-        return Batch(
-            input=input,
-            query=query,
-            target=change(self.target),
-            parameters={name: change(value) for name, value in self.parameters.items()},
-            cells=self.cells,
-        )
+    def samples(self, chosen: slice) -> "Batch":
+        """Some samples of the batch; a grid that they share stays shared, and so does the query's with the input."""
+        taken = {id(tensor): tensor[chosen] for tensor in self.tensors}
+        some = self.with_tensors([taken[id(tensor)] for tensor in self.tensors])
+        return dataclasses.replace(some, cells=self.cells and self.cells[chosen])
 
 
 @dataclass(frozen=True)
@@ -227,108 +269,6 @@ def uniform_weights(coords: Float[Tensor, "*batch points dim"]) -> Float[Tensor,
     return torch.full(coords.shape[:-1], 1.0 / coords.shape[-2], dtype=coords.dtype, device=coords.device)
 
 
-def check_field(
-    name: str,
-    field: Field,
-    dim: int | None = None,
-    times: int | None = None,
-    channels: int | None = None,
-) -> None:
-    """Refuse a field that no model can use: wrong counts, empty, NaN or infinite.
-
-    Args:
-        name: how the caller calls it, for the message.
-        field: with or without a batch axis.
-        dim: the space dimension it must have, if known.
-        times: the number of frames it must have, if known.
-        channels: the number of channels it must have, if known.
-    """
-    coords, values, weights = field.coords, field.values, field.weights
-    if coords.ndim < 2 or values.ndim != coords.ndim + 1 or weights.ndim != coords.ndim - 1:
-        raise InputError(
-            f"`{name}` with coords (..., points, dim), values (..., times, points, channels), weights (..., points)",
-            f"{tuple(coords.shape)}, {tuple(values.shape)}, {tuple(weights.shape)}",
-            "Add the missing axis; it may have size 1",
-        )
-    points = coords.shape[-2]
-    if points == 0:
-        raise InputError(
-            f"at least one point in `{name}`", "an empty point set", "Remove the sample or give its points"
-        )
-    if dim is not None and coords.shape[-1] != dim:
-        lives = (
-            f"This model or dataset lives in {dim} dimension{'s' * (dim > 1)}; use data or a recipe of that dimension"
-        )
-        raise InputError(
-            f"`{name}.coords` of shape (..., points, {dim})",
-            str(tuple(coords.shape)),
-            how_to_turn(TURNED, coords.shape) or lives,
-        )
-    if values.shape[-2] != points or weights.shape[-1] != points:
-        raise InputError(
-            f"as many values and weights as points in `{name}` ({points})",
-            f"{values.shape[-2]} values and {weights.shape[-1]} weights",
-            "Coords have shape (..., points, dim), values (..., times, points, channels), weights (..., points)",
-        )
-    for label, wanted, axis in (("frames", times, -3), ("channels", channels, -1)):
-        if wanted is not None and values.shape[axis] != wanted:
-            raise InputError(
-                f"{wanted} {label} in `{name}.values`",
-                f"{values.shape[axis]} (shape {tuple(values.shape)})",
-                "Values have shape (..., times, points, channels)",
-            )
-    for label, tensor in (("coords", coords), ("values", values), ("weights", weights)):
-        check_finite(f"{name}.{label}", tensor)
-    if bool((weights < 0).any()) or bool((weights.sum(-1) <= 0).any()):
-        raise InputError(
-            f"weights of `{name}` that are not negative and not all zero",
-            "others",
-            "Leave them out for equal weights",
-        )
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuse NaN and infinite values, and say how many."""
-    if bad := count_not_finite(tensor):
-        raise InputError(
-            f"finite numbers in `{name}`", f"{bad} NaN or infinite values of {tensor.numel()}", "Remove or fill them"
-        )
-
-
-def count_not_finite(tensor: Tensor) -> int:
-    """How many values are NaN or infinite."""
-    # The smallest and the largest number tell it in a fraction of the time of looking at each; a NaN is both.
-    if not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
-        return 0
-    return int((~torch.isfinite(tensor)).sum())
-
-
-def check_sample(sample: Sample, spec: Spec | None = None, where: str = "sample") -> None:
-    """Refuse a sample whose parts contradict each other or, where given, the spec."""
-    s = spec
-    check_field(f"{where}.input", sample.input, *((s.dim, s.in_times, s.in_channels) if s else ()))
-    check_field(f"{where}.query", sample.query, sample.input.coords.shape[-1], None, s.query_channels if s else None)
-    if sample.target.ndim != sample.query.values.ndim:
-        raise InputError(
-            f"`{where}.target` of shape (..., times, queries, channels)",
-            str(tuple(sample.target.shape)),
-            "Add the missing axis",
-        )
-    if sample.target.shape[-2] != sample.query.points:
-        raise InputError(
-            f"one target value per query point in `{where}` ({sample.query.points})",
-            f"{sample.target.shape[-2]}",
-            "Targets have shape (times, queries, channels)",
-        )
-    if s and (sample.target.shape[-3] != s.out_times or sample.target.shape[-1] != s.out_channels):
-        raise InputError(
-            f"`{where}.target` of shape ({s.out_times}, queries, {s.out_channels})",
-            str(tuple(sample.target.shape)),
-            "All samples share frames and channels",
-        )
-    check_finite(f"{where}.target", sample.target)
-
-
 def _padded(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Stack tensors that differ along one axis, filling with zeros."""
     longest = max(t.shape[axis] for t in tensors)
@@ -341,7 +281,7 @@ def _padded(tensors: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _repeated(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """The same, but a tensor that all samples share is expanded, not copied: models then compute on it once."""
+    """As `_padded`, but a tensor that all samples share is expanded, not copied: models then compute on it once."""
     if len(tensors) > 1 and all(t is tensors[0] for t in tensors):
         return tensors[0].expand(len(tensors), *tensors[0].shape)
     return _padded(tensors, axis)

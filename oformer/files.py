@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from oformer.errors import InputError
 
@@ -134,6 +135,19 @@ def check_regular(path: Path) -> None:
             raise InputError(f"a file at {path}", "a device or a pipe", "Check the path")
 
 
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading, with a sentence where it is absent, forbidden, a device or a pipe."""
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise InputError(f"a file at {path}", "nothing there", "Check the path") from None
+    except OSError as error:
+        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
+
+
 def spare_memory() -> float:
     """Bytes that reading one file may take: half of the free memory, since an array passes on to where it is used."""
     return 0.5 * free_memory()
@@ -160,18 +174,35 @@ def free_memory() -> float:
 
 def read_json(path: Path) -> Any:
     """Read JSON, with a sentence instead of a stack trace where it is missing or broken."""
-    check_regular(path)
-    try:
-        # NaN is no JSON, and nothing of ours writes it.
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except FileNotFoundError:
-        raise InputError(f"a file at {path}", "nothing there", "Check the path") from None
-    except OSError as error:
-        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"JSON in {path}", f"something unreadable ({error})", "The file is damaged or foreign"
-        ) from error
+    with readable(path) as file:
+        try:
+            # NaN is no JSON, and nothing of ours writes it.
+            return json.loads(file.read().decode(), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InputError(
+                f"JSON in {path}", f"something unreadable ({error})", "The file is damaged or foreign"
+            ) from error
+
+
+def read_versioned(path: Path, format: str, version: int) -> dict[str, Any]:
+    """Read a JSON object of one of our formats, refused where it is foreign or of a newer version.
+
+    Args:
+        path: the file.
+        format: what it must say under `format`.
+        version: the newest that is known.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != format:
+        raise InputError(f"`format: {format}` in {path}", "something foreign", "Check the path")
+    found = content.get("version")
+    if type(found) is not int or found < 1:
+        raise InputError(f"a version from 1 to {version} in {path}", repr(found)[:80], "The file is damaged or foreign")
+    if found > version:
+        writer = f", written by {content['written_by']}" if "written_by" in content else ""
+        advice = "It was written by a newer oformer; upgrade this one: `pip install --upgrade oformer`"
+        raise InputError(f"version {version} or older of `{format}` in {path}", f"version {found}{writer}", advice)
+    return content
 
 
 def _refuse_constant(name: str) -> float:
@@ -353,12 +384,8 @@ def save_npz(path: Path, **arrays: np.ndarray) -> None:
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """Read a .npz, or a .npy as the one array `coords`; pickled objects are refused."""
-    check_regular(path)
-    if not path.is_file():
-        raise InputError(f"a file at {path}", "nothing there", "Check the path")
-    try:
-        # Opened here, because numpy leaves a file open that turns out to be no archive.
-        with path.open("rb") as file:
+    with readable(path) as file:
+        try:
             size = path.stat().st_size
             if file.read(4) == b"PK\x03\x04":
                 # A member never gives more bytes than the archive's list says, and numpy fills no more of an array.
@@ -371,27 +398,17 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                 return {"coords": content}
             with content:
                 return {name: content[name] for name in content.files}
-    except MemoryError as error:
-        raise InputError(
-            f"arrays at {path} of at most half of the memory that is free",
-            f"more ({error})",
-            "Save them in several files, or in HDF5; if they should be small, the file is damaged",
-        ) from error
-    except Exception as error:  # foreign bytes make zipfile, its decompressors and numpy fail in every way
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(
-            f"a .npz or .npy file of plain arrays at {path}", f"another ({reason})", "Save it with numpy.savez"
-        ) from error
-
-
-def _entry(entry: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
-    """The type, the shape, and the first and the last byte of an array, as a header has them."""
-    (first, last), shape = entry["data_offsets"], entry["shape"]
-    whole = all(type(n) is int and n >= 0 for n in (first, last, *shape))
-    # numpy has no arrays of more axes or longer ones, not even empty ones.
-    if not whole or not isinstance(entry["dtype"], str) or len(shape) > 32 or math.prod(n or 1 for n in shape) >= 2**60:
-        raise ValueError("an entry that is no array")
-    return entry["dtype"], tuple(shape), first, last
+        except MemoryError as error:
+            raise InputError(
+                f"arrays at {path} of at most half of the memory that is free",
+                f"more ({error})",
+                "Save them in several files, or in HDF5; if they should be small, the file is damaged",
+            ) from error
+        except Exception as error:  # foreign bytes make zipfile, its decompressors and numpy fail in every way
+            reason = " ".join(str(error).split())[:160]
+            raise InputError(
+                f"a .npz or .npy file of plain arrays at {path}", f"another ({reason})", "Save it with numpy.savez"
+            ) from error
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -399,35 +416,24 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
     The arrays are read-only views of one map, so a file costs one map however many arrays it holds.
     """
-    check_regular(path)
-    damaged = "The file is truncated or foreign; make or copy it again"
-    size = 0
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > size:
-                raise ValueError("a header longer than the file")
+    with readable(path) as file:
+        try:
+            with safe_open(path, "numpy"):  # which checks the header and the length of the file
+                length = struct.unpack("<Q", file.read(8))[0]
             header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        entries = {name: _entry(e) for name, e in header.items()}
-        end = max((last for _, _, _, last in entries.values()), default=0)
-        expected = 8 + length + end
-    except FileNotFoundError:
-        raise InputError(f"a file at {path}", "nothing there", "Check the path") from None
-    except OSError as error:
-        raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"a safetensors file at {path}", f"{size} bytes that are none", damaged) from error
-    if size != expected:
-        raise InputError(f"{expected} bytes in {path}", f"{size}", damaged)
-    data = np.asarray(np.memmap(path, np.uint8, mode="r"))[8 + length :]
-    arrays = {}
-    for name, (kind, shape, first, last) in entries.items():
-        if kind not in _NUMPY_TYPES:
-            raise InputError(f"an array type among {', '.join(_NUMPY_TYPES)} in {path}", str(kind), "Convert the file")
-        dtype = np.dtype(_NUMPY_TYPES[kind])
-        if last - first != math.prod(shape) * dtype.itemsize:
-            raise InputError(f"{shape} numbers for `{name}` in {path}", f"{last - first} bytes", damaged)
-        arrays[name] = data[first:last].view(dtype).reshape(shape)
-    return arrays
+            header.pop("__metadata__", None)
+            kinds = {entry["dtype"] for entry in header.values()}
+            if foreign := kinds - _NUMPY_TYPES.keys():
+                known = ", ".join(_NUMPY_TYPES)
+                raise InputError(f"array types among {known} in {path}", ", ".join(sorted(foreign)), "Convert the file")
+            data, arrays = np.asarray(np.memmap(path, np.uint8, mode="r"))[8 + length :], {}
+            for name, entry in header.items():
+                first, last = entry["data_offsets"]
+                arrays[name] = data[first:last].view(_NUMPY_TYPES[entry["dtype"]]).reshape(entry["shape"])
+            return arrays
+        except InputError:
+            raise
+        except (SafetensorError, ValueError) as error:  # numpy knows fewer axes and shorter ones
+            found = f"{path.stat().st_size} bytes that are none ({error})"
+            damaged = "The file is truncated or foreign; make or copy it again"
+            raise InputError(f"a safetensors file at {path}", found, damaged) from error

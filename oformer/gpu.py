@@ -1,8 +1,8 @@
-"""What a GPU can do here: run fused kernels, and replay recorded work.
+"""The choice of a device, and what a GPU can do here: run fused kernels, and replay recorded work.
 
-Fused kernels are used wherever they can run; `OFORMER_FUSED=0` in the environment selects the plain code everywhere in
-a process. What kernels have to know beside the device, the type of products and whether a model is exported, is asked
-here too, and the ptxas that assembles them is chosen here.
+Fused code is used wherever it can run; `OFORMER_FUSED=0` in the environment selects the plain code everywhere in a
+process, and `OFORMER_FUSED=attention,rollout` everywhere but in these rows of `ROWS`. The type of products, whether a
+model is being exported, and the ptxas that assembles kernels are found here too.
 
 Recorded work is started at one stroke, instead of kernel by kernel from Python. What is recorded reads and writes the
 same memory each time, with the plain numbers of its first time: what changes must lie in tensors that stay where they
@@ -22,15 +22,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oformer.errors import unknown_name
+
 Work = Callable[[], None]
 # Turns work into a replay of it: the same kernels on the same tensors. The number says how often to do the work first
 # where it is recorded; it is 0 for work that must not be done twice, which was then done elsewhere before.
 Record = Callable[[Work, int], Work]
 
 
-def fused_kernels(device: torch.device) -> bool:
-    """Whether this device runs the fused kernels: a CUDA GPU with tensor cores for bfloat16, and Triton installed."""
-    if os.environ.get("OFORMER_FUSED", "1") == "0" or device.type != "cuda" or torch.version.cuda is None:
+# Everything that may be switched by OFORMER_FUSED, with the module of its kernels if it has some of its own.
+ROWS: dict[str, str | None] = {
+    "attention": "oformer.engine.kernels.attention_kernels",  # FusedAttention
+    "sums": "oformer.engine.kernels.attention_sums_kernels",  # in it: KᵀV inside the projection kernel
+    "lookup": "oformer.engine.kernels.attention_lookup_kernels",  # in it: queries meet the sums in one kernel
+    "norm": "oformer.engine.kernels.norm_kernels",  # before the lookup
+    "blocks": None,  # FusedSelfAttentionBlock and FusedCrossAttentionBlock
+    "feedforward": "oformer.engine.kernels.feedforward_kernels",  # in them: the second half of a block
+    "rotary": "oformer.engine.kernels.rotary_kernels",  # FusedRotary
+    "rollout": "oformer.engine.kernels.rollout_kernels",  # FusedOFormer
+    "adam": "oformer.engine.kernels.adam_kernels",
+    "euler": "oformer.solvers.euler_kernels",
+    "vorticity": "oformer.solvers.vorticity_kernels",
+}
+
+
+def compute_device(asked: torch.device | str | None = None) -> torch.device:
+    """The device that is asked for; by default a GPU if there is one."""
+    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def switched_on(row: str) -> bool:
+    """Whether the environment leaves a row of `ROWS` switched on."""
+    chosen = os.environ.get("OFORMER_FUSED", "1")
+    if chosen in ("0", "1"):
+        return chosen == "1"
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    for name in names:
+        if name not in ROWS:
+            raise unknown_name("row of OFORMER_FUSED", name, list(ROWS))
+    return row in names
+
+
+def fused_kernels(device: torch.device, row: str) -> bool:
+    """Whether a device runs the kernels of a row: a CUDA GPU with tensor cores for bfloat16, and Triton installed."""
+    if not switched_on(row) or device.type != "cuda" or torch.version.cuda is None:
         return False
     if torch.cuda.get_device_capability(device) < (8, 0) or importlib.util.find_spec("triton") is None:
         return False
@@ -50,13 +85,14 @@ def _choose_assembler() -> None:
         os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
-def kernels_on(device: torch.device, module: str) -> ModuleType | None:
-    """A module of fused kernels, or None where the device does not run them.
+def kernels_on(device: torch.device, row: str) -> ModuleType | None:
+    """The module with the kernels of a row, or None where the device does not run them.
 
     Some are written in a part of Triton that may change; where it has changed, a warning says that the plain code is
     used.
     """
-    if not fused_kernels(device):
+    module = ROWS[row]
+    if module is None or not fused_kernels(device, row):
         return None
     try:
         return importlib.import_module(module)

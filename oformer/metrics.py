@@ -29,6 +29,24 @@ def relative(error: Float[Tensor, "*any"], size: Float[Tensor, "*any"]) -> Float
     return (error / size.clamp_min(torch.finfo(size.dtype).tiny)).sqrt()
 
 
+def relative_by_channel(
+    error: Float[Tensor, "samples times channels"], size: Float[Tensor, "samples times channels"]
+) -> Float[Tensor, " samples"]:
+    """||error|| / ||target|| of each sample, each channel in units of its root mean square over all samples.
+
+    Args:
+        error: mean squares of the error over the points, from `squared`.
+        size: those of the target.
+    """
+    unit = channel_units(size)
+    return relative((error / unit).sum((1, 2)), (size / unit).sum((1, 2)))
+
+
+def channel_units(size: Float[Tensor, "samples times channels"]) -> Float[Tensor, " channels"]:
+    """The mean square of each channel over all samples, from the mean squares of each: channels may differ in unit."""
+    return size.mean((0, 1)).clamp_min(torch.finfo(size.dtype).tiny)
+
+
 @dataclass(frozen=True)
 class Resolution:
     """The error of an operator at one number of input points."""
@@ -37,3 +55,8 @@ class Resolution:
     points: int
     error: float
     kind: Literal["trained", "resolution", "sparse"]
+
+    @property
+    def title(self) -> str:
+        """The label, and whether the operator was trained there."""
+        return self.label + " (trained)" * (self.kind == "trained")

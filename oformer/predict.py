@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from oformer.checks import check_field, check_finite, count_not_finite
+from oformer.engine.pinned_copy import PinnedCopy
+from oformer.engine.runners import Chunked, Compiled, Plain
 from oformer.errors import InputError, OutOfMemory, OutsideTraining
-from oformer.fields import Field, Spec, as_tensor, check_field, check_finite, count_not_finite, how_to_turn
+from oformer.fields import Field, Spec, as_tensor, how_to_turn
 from oformer.files import free_memory, load_npz
+from oformer.gpu import compute_device
 from oformer.meshes.grids import periodic_grid
-from oformer.models.base import Precision, autocast_of, products_in, rollout
-from oformer.models.chunked import answered_in_chunks, answered_in_turn
-from oformer.models.pinned_copy import PinnedCopy
-from oformer.nn.rotary import once_per_grid
+from oformer.models.base import Precision, products_in
+from oformer.models.operator import rollout
 
 # Points, times samples, that are computed at once even where memory has room for more: more would gain little time.
 TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 1_048_576
@@ -32,7 +33,7 @@ class Predictor:
     """A trained operator ready for use.
 
     The input is encoded once, and queries are answered in chunks. What does not fit in memory goes through the model
-    chunk by chunk, input points and queries alike, and gets the same answers (`models/chunked.py`).
+    chunk by chunk, input points and queries alike, and gets the same answers (`engine/chunked.py`).
     """
 
     def __init__(
@@ -60,17 +61,14 @@ class Predictor:
         """
         if memory_gb is not None and not memory_gb > 0:
             raise InputError("`memory_gb` above zero", str(memory_gb))
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = compute_device(device)
         self.checkpoint = (
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)
         )
         self.operator = self.checkpoint.operator.to(self.device).eval()
-        self.operator.autocast = autocast_of(precision)
         self.precision: Precision = precision
         self.memory_gb, self.warn, self.differentiable = memory_gb, warn, differentiable
-        model = self.operator.model
-        self._encode = torch.compile(model.encode) if compile else model.encode
-        self._respond = torch.compile(model.answer) if compile else model.answer
+        self.runner = (Compiled if compile else Plain)(self.operator, precision)
 
     @property
     def spec(self) -> Spec:
@@ -98,22 +96,24 @@ class Predictor:
             raise InputError("a chunk of at least one query", str(chunk))
         if not isinstance(field, Field):
             raise InputError("a Field of points and values", type(field).__name__, "Give Field.of(coords, values)")
+        # One batch of float32 fields, checked.
         times = self.operator.horizon(times)
         query = self._query(field, query_points)
         single = field.coords.ndim == 2
         if single:
             field, query = field.batched(), query.batched()
-        field, query = _float32(field), _float32(query)
+        field, query = field.to(torch.float32), query.to(torch.float32)
         batch = field.coords.shape[0]
         if query.coords.shape[0] != batch:
-            query = Field(*(t.expand(batch, *t.shape[1:]) for t in (query.coords, query.values, query.weights)))
+            query = Field(*(tensor.expand(batch, *tensor.shape[1:]) for tensor in query.tensors))
         self.operator.check(field, query)
         for words in self.operator.outside(field, query) if self.warn else ():
             warnings.warn(f"Outside of what it was trained on, and so perhaps wrong: {words}", OutsideTraining, 2)
+        # The answer, with or without the graph that gradients need.
         if self.differentiable:
             answer = self._with_graph(field, query, times)
         else:
-            given = (field.coords, field.values, field.weights, query.coords, query.values)
+            given = (*field.tensors, query.coords, query.values)
             if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
                 raise InputError(
                     "tensors without gradients for a Predictor that keeps none",
@@ -133,7 +133,7 @@ class Predictor:
         if not (field.coords.requires_grad or query.coords.requires_grad):
             query = query.sharing(field)
         with products_in(self.precision):
-            return Field(query.coords, self.operator(field, query, times), query.weights)
+            return query.with_values(self.runner(field, query, times))
 
     def _without_graph(
         self, field: Field, query: Field, times: int, chunk: int | None, answer_on: torch.device
@@ -147,8 +147,7 @@ class Predictor:
             what = f"a prediction of {batch} samples of {field.points:,} points at {query.points:,} queries"
             less = f"`memory_gb={0.5 * (self.memory_gb or _free_gb(self.device)):.2g}`"
             raise OutOfMemory(what, str(self.device), f"Give the Predictor less to compute in: {less}.") from error
-        asked = PinnedCopy(answer_on).to_device(query)
-        return Field(asked.coords, values, asked.weights)
+        return PinnedCopy(answer_on).to_device(query).with_values(values)
 
     def grid(self, field: Field, points: int) -> Float[Tensor, "queries dim"]:
         """A regular grid of so many points per axis over the domain: the period, or the box of the input's points."""
@@ -219,14 +218,15 @@ class Predictor:
         size = chunk or max(1, at_once // samples)
         whole = needed <= room and (independent or chunk is None or chunk >= queries)
         values = torch.empty((batch, times, queries, self.spec.out_channels), device=answer_on)
+        chunked = None if whole else Chunked(self.operator, size, self.precision, copies)
         for start in range(0, batch, samples):
             chosen = slice(start, start + samples)
-            some, asked = _samples(field, chosen), _samples(query, chosen)
-            parts = (
-                self._whole(copies.to_device(some), copies.to_device(asked), times, size if independent else queries)
-                if whole
-                else answered_in_chunks(self.operator, some, asked, times, size, copies)
-            )
+            some, asked = field.samples(chosen), query.samples(chosen)
+            if chunked is None:
+                some, asked = copies.to_device(some), copies.to_device(asked)
+                parts = self.runner.in_turn(some, asked, times, size if independent else queries)
+            else:
+                parts = chunked.in_turn(some, asked, times, size)
             first = 0
             for part in parts:
                 copies.to_host(part, values[chosen, :, first : first + part.shape[2]])
@@ -234,27 +234,10 @@ class Predictor:
         copies.flush()
         return values
 
-    def _whole(self, field: Field, query: Field, times: int, size: int) -> Iterator[Tensor]:
-        """Values at `size` queries after another, from all input points at once, both on the device."""
-        operator = self.operator
-        unit_field, unit_query = operator.normalized(field, query.sharing(field))
-        with operator.rounded(self.device):
-            latents = self._encode(unit_field)
-        if query.points <= size:
-            with operator.rounded(self.device):
-                values = self._respond(latents, unit_field, unit_query, times)
-            yield operator.to_physical(values, query.coords)
-            return
-        parts = answered_in_turn(operator.model, latents, unit_field, unit_query, times, size)
-        for first in range(0, query.points, size):
-            with operator.rounded(self.device):
-                values = next(parts)
-            yield operator.to_physical(values, query.coords[:, first : first + size])
-
     def _room(self, budget: float) -> int:
         """How many points, times samples, the model can hold at once in so many bytes."""
         widest = max((p.shape[0] for p in self.operator.model.parameters() if p.ndim > 1), default=1)
-        size = 4 if self.operator.autocast is None else self.operator.autocast.itemsize
+        size = 4 if self.runner.autocast is None else self.runner.autocast.itemsize
         return max(1, int(budget / (size * HELD * widest)))
 
 
@@ -297,18 +280,8 @@ def read_field(path: Path, values_needed: bool = True) -> Field:
     return field
 
 
-def _float32(field: Field) -> Field:
-    return Field(
-        *(once_per_grid(lambda t: t.to(torch.float32), t) for t in (field.coords, field.values, field.weights))
-    )
-
-
 def _bytes(field: Field) -> int:
-    return sum(t.untyped_storage().nbytes() for t in (field.coords, field.values, field.weights))
-
-
-def _samples(field: Field, chosen: slice) -> Field:
-    return Field(field.coords[chosen], field.values[chosen], field.weights[chosen])
+    return sum(tensor.untyped_storage().nbytes() for tensor in field.tensors)
 
 
 def _free_gb(device: torch.device) -> float:

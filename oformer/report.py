@@ -4,29 +4,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from oformer.checkpoint import Checkpoint, arrays_of_a_call, in_python, parameter_count
 from oformer.data.dataset import PointDataset
+from oformer.engine.runners import runner_of
 from oformer.errors import InputError
 from oformer.fields import Field
+from oformer.files import write_text
 from oformer.metrics import Resolution
 from oformer.plots import lines, maps, page, style
-from oformer.plots.lines import Panel
 from oformer.predict import Predictor
 from oformer.training.evaluate import Errors, errors, resolution_sweep, summarize
 from oformer.training.journal import read_journal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def typical_samples(found: Errors) -> dict[str, int]:
-    """The samples worth a look: the best, the median and the worst."""
-    order = found.relative.argsort().tolist()
-    return {"best": order[0], "median": order[len(order) // 2], "worst": order[-1]}
 
 
 @dataclass(frozen=True)
@@ -55,18 +50,19 @@ def measure(
         device: where to predict; by default a GPU if there is one.
     """
     predictor = Predictor(run, device, warn=False)  # what it does not know is measured here
-    found = errors(predictor.operator, test)
+    found = errors(runner_of(predictor.checkpoint), test)
     if sweep is None:
-        sweep = resolution_sweep(predictor.operator, test, trained_error=summarize(found).error)
+        sweep = resolution_sweep(runner_of(predictor.checkpoint), test, trained_error=summarize(found).error)
     return Measured(run, test, predictor, found, sweep)
 
 
-def _panels(seen: Measured) -> list[Panel]:
-    panels = []
-    for label, index in typical_samples(seen.found).items():
+def _panels(seen: Measured) -> list[lines.Panel]:
+    """The samples with the smallest, the median and the largest error, and their predictions."""
+    panels, order = [], seen.found.relative.argsort().tolist()
+    for label, index in (("best", order[0]), ("median", order[len(order) // 2]), ("worst", order[-1])):
         sample = seen.test[index]
         answer = seen.predictor(sample.input, sample.query, sample.target.shape[0])
-        panels.append(Panel(f"{label} of {len(seen.found.relative)}", sample, answer.values))
+        panels.append(lines.Panel(f"{label} of {len(order)}", sample, answer.values))
     return panels
 
 
@@ -76,16 +72,14 @@ def pictures(seen: Measured) -> dict[str, "Figure"]:
     test = seen.test
     card, panels = test.card, _panels(seen)
     known = card.inputs[card.picture.input] if card.inputs else "input"
-    wanted = card.targets[card.picture.target] if card.targets else "target"
+    wanted = _target(test) or "target"
     if test.spec.dim == 1:
         figures["predictions"] = lines.solutions(panels, input=known, target=wanted)
     elif test.spec.dim == 2:
-        what = _what_to_draw(test)
-        figures["predictions"] = maps.solutions(
-            panels, input=known, target=wanted, input_channel=card.picture.input, **what
-        )
+        grid = _grid(test)
+        figures["predictions"] = maps.solutions(panels, grid, input=known, target=wanted, picture=card.picture)
         if test.spec.out_times > 1:
-            figures["frames"] = maps.frames(panels[1], **what)
+            figures["frames"] = maps.frames(panels[1], grid, target=_target(test), picture=card.picture)
     if test.spec.out_times > 1:
         figures["by-step"] = lines.error_by_step(seen.found.by_step)
     if seen.sweep:
@@ -98,19 +92,17 @@ def movie(seen: Measured, path: Path) -> None:
     spec = seen.test.spec
     if spec.dim != 2 or spec.out_times < 2:
         raise InputError("a problem in time and two dimensions for a movie", "another", "Draw its pictures instead")
-    maps.animation(path, _panels(seen)[1], **_what_to_draw(seen.test))
+    test = seen.test
+    maps.animation(path, _panels(seen)[1], _grid(test), target=_target(test), picture=test.card.picture)
 
 
-def _what_to_draw(test: PointDataset) -> dict[str, Any]:
-    """The arguments that all maps share."""
-    grid, picture = test.spec.grid, test.card.picture
-    return {
-        "grid": None if grid is None else (grid[0], grid[1]),
-        "channel": picture.target,
-        "names": test.card.targets,
-        "arrows": picture.vector,
-        "window": picture.window,
-    }
+def _grid(test: PointDataset) -> tuple[int, int] | None:
+    return None if test.spec.grid is None else (test.spec.grid[0], test.spec.grid[1])
+
+
+def _target(test: PointDataset) -> str:
+    """The name of the target channel that is drawn; empty if channels have none."""
+    return test.card.targets[test.card.picture.target] if test.card.targets else ""
 
 
 def draw_prediction(predictor: Predictor, known: Field, answer: Field, path: Path) -> None:
@@ -132,25 +124,26 @@ def write_report(
     seen = measure(run, test, sweep, device)
     checkpoint, figures = seen.predictor.checkpoint, pictures(seen)
 
-    def drawn(*names: str) -> list[page.Block]:
-        return [page.Picture(page.CAPTIONS[name], figures[name]) for name in names if name in figures]
+    def drawn(*names: str) -> list[str]:
+        return [page.picture(page.CAPTIONS[name], figures[name]) for name in names if name in figures]
 
-    sections: list[page.Block] = [
+    told, sums = _provenance(checkpoint)
+    blocks = [
         *_under("Predictions", drawn("predictions", "frames", "by-step")),
         *_under("Other resolutions", [*_resolutions(seen.sweep), *drawn("by-resolution")]),
         *_under("Training", drawn("training")),
-        page.Heading("Use"),
-        page.Code("Load the operator in Python:", in_python(checkpoint, str(run))),
-        page.Table("Arrays of the call", ("array", "shape", "holds"), arrays_of_a_call(checkpoint)),
-        page.Heading("Problem"),
-        page.Text(f"{test.card.title}. {test.card.text}"),
-        page.Heading("Settings and provenance"),
-        page.Table("The run", ("", "value"), _provenance(checkpoint)),
-        page.Code("The complete recipe:", json.dumps(checkpoint.recipe, indent=2)),
-        *_checksums(checkpoint),
+        page.heading("Use"),
+        page.code("Load the operator in Python:", in_python(checkpoint, str(run))),
+        page.table("Arrays of the call", ("array", "shape", "holds"), arrays_of_a_call(checkpoint)),
+        page.heading("Problem"),
+        page.paragraph(f"{test.card.title}. {test.card.text}"),
+        page.heading("Settings and provenance"),
+        page.table("The run", ("", "value"), told),
+        page.code("The complete recipe:", json.dumps(checkpoint.recipe, indent=2)),
+        *([page.table("Checksums (SHA-256)", ("", "value"), sums)] if sums else []),
     ]
     path = run / "report.html"
-    page.write_page(path, page.Page(checkpoint.name, _result(seen), sections))
+    write_text(path, page.page_html(checkpoint.name, _result(seen), blocks))
     return path
 
 
@@ -163,31 +156,25 @@ def _result(seen: Measured) -> str:
     )
 
 
-def _under(heading: str, blocks: list[page.Block]) -> list[page.Block]:
+def _under(heading: str, blocks: list[str]) -> list[str]:
     """Blocks under a heading, which is left out where there are none."""
-    return [page.Heading(heading), *blocks] if blocks else []
+    return [page.heading(heading), *blocks] if blocks else []
 
 
-def _resolutions(sweep: Sequence[Resolution]) -> list[page.Block]:
-    if not sweep:
-        return []
-    rows = [(row.label + " (trained)" * (row.kind == "trained"), row.points, f"{row.error:.3%}") for row in sweep]
-    return [page.Table("Mean test error (relative L2) by input points", ("input", "points", "error"), rows)]
+def _resolutions(sweep: Sequence[Resolution]) -> list[str]:
+    rows = [(row.title, f"{row.points:,}", f"{row.error:.3%}") for row in sweep]
+    return [page.table("Mean test error (relative L2) by input points", ("input", "points", "error"), rows)] * bool(
+        rows
+    )
 
 
-def _provenance(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """What was trained, on what and for how long, without checksums."""
-    rows = [("parameters", f"{parameter_count(checkpoint.operator):,}"), ("steps", f"{checkpoint.step:,}")]
+def _provenance(checkpoint: Checkpoint) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Rows about the training (its data, duration, hardware, versions), and rows of checksums."""
+    told = [("parameters", f"{parameter_count(checkpoint.operator):,}"), ("steps", f"{checkpoint.step:,}")]
     if paper := (checkpoint.recipe or {}).get("paper"):
-        rows.append(("in the paper", str(paper)))
-    told = checkpoint.provenance.items()
-    return rows + [(name, str(value)) for name, value in told if not _is_checksum(name) and name != "parameters"]
-
-
-def _checksums(checkpoint: Checkpoint) -> list[page.Block]:
-    rows = [(name, str(value)) for name, value in checkpoint.provenance.items() if _is_checksum(name)]
-    return [page.Table("Checksums (SHA-256)", ("", "value"), rows)] if rows else []
-
-
-def _is_checksum(name: str) -> bool:
-    return name.endswith("checksum")
+        told.append(("in the paper", str(paper)))
+    sums: list[tuple[str, str]] = []
+    for name, value in checkpoint.provenance.items():
+        if name != "parameters":
+            (sums if name.endswith("checksum") else told).append((name, str(value)))
+    return told, sums

@@ -1,4 +1,4 @@
-"""What we say on a terminal: sentences to stderr, tables and other answers to stdout.
+"""Output for people: sentences to stderr, tables and other answers to stdout, and tables of Markdown for pages.
 
 Names of channels, files and recipes come from other people's files. Here they are text and nothing else: no markup, and
 no characters that would move the cursor, change colors or reverse the line.
@@ -18,11 +18,10 @@ def printable(text: str, kept: str = "\n\t") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in kept or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        c if c.isprintable() or c in kept or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 def say(text: str) -> None:
@@ -35,6 +34,44 @@ def show(text: str) -> None:
     print(printable(text), flush=True)
 
 
+class ProgressBar:
+    """A progress bar on stderr, for a terminal."""
+
+    def __init__(self, name: str, total: int, done: int):
+        """Draw the bar; call `close` at the end.
+
+        Args:
+            name: of the work, on the left.
+            total: the number of steps.
+            done: how many of them are done.
+        """
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}", style="bold", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task(printable(name), total=total, completed=done, numbers="")
+        self._bar.start()
+
+    def show(self, done: int, numbers: str) -> None:
+        """Draw it anew, with some numbers behind it."""
+        self._bar.update(self._task, completed=done, numbers=numbers)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(printable(text), highlight=False, markup=False, emoji=False)
+
+    def close(self) -> None:
+        """Leave the bar as it stands, and go on below it."""
+        self._bar.stop()
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table of strings."""
     from rich.console import Console
@@ -45,3 +82,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         drawn.add_row(*map(printable, row))
     # A pipe has no width of its own; folding columns there would lose what a script wants to read.
     Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False).print(drawn)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """A table as Markdown.
+
+    Args:
+        header: the names of the columns.
+        rows: the cells of each row, from left to right.
+        right: numbers of the columns whose cells line up at the right.
+    """
+    marks = ["---:" if column in right else "---" for column in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, marks, *rows))

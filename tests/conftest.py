@@ -101,7 +101,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory):
     """The dataset of the tiny recipe, made once for the session."""
-    from oformer.training.datasets import open_data
+    from oformer.training.find_data import open_data
     from tests.tiny import tiny_recipe
 
     return open_data(tiny_recipe(), tmp_path_factory.mktemp("datasets"))

@@ -1,8 +1,16 @@
-"""Meshes for tests of flow solvers, made with numpy alone: (points, triangles, marks) as tensors; and numbers."""
+"""Meshes for tests of flow solvers: (points, triangles, marks) as tensors, made with numpy alone; and measures."""
+
+import dataclasses
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from oformer.fields import Sample
+from oformer.meshes.cache import mesh_of
+from oformer.meshes.triangles import Mesh
+from oformer.problems import Airfoil
 
 Arrays = tuple[Tensor, Tensor, Tensor]
 WALL, FAR = 1, 2
@@ -10,6 +18,32 @@ WALL, FAR = 1, 2
 
 def doubles(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def upside_down(mesh: Mesh) -> Mesh:
+    """The mirror image; corners stay in their order, which the solver's numbering follows."""
+    return dataclasses.replace(mesh, points=mesh.points * doubles(1.0, -1.0))
+
+
+def solve_mirrored(problem: Airfoil, mach: Tensor, angle: Tensor, mirrored: Tensor) -> list[Sample]:
+    """Samples of these free streams, on a mesh that is upside down for some of them."""
+    plain = problem.solve({"mach": mach, "angle": angle})
+    with mock.patch("oformer.problems.airfoil.mesh_of", lambda geometry: upside_down(mesh_of(geometry))):
+        turned = problem.solve({"mach": mach, "angle": angle})
+    return [b if flip else a for a, b, flip in zip(plain, turned, mirrored.tolist(), strict=True)]
+
+
+def quality(mesh: Mesh) -> Tensor:
+    """Twice the radius of the inscribed over that of the circumscribed circle: 1 if equilateral, 0 if flat."""
+    corners = mesh.points[mesh.triangles]
+    a, b, c = ((corners[:, i] - corners[:, j]).norm(dim=1) for i, j in ((1, 2), (2, 0), (0, 1)))
+    return (b + c - a) * (c + a - b) * (a + b - c) / (a * b * c)
+
+
+def areas_around(mesh: Mesh) -> Tensor:
+    """A third of the triangles around each point: quadrature weights, exact for piecewise linear functions."""
+    third = mesh.areas.repeat_interleave(3) / 3
+    return torch.zeros(len(mesh.points), dtype=third.dtype).index_add_(0, mesh.triangles.flatten(), third)
 
 
 def o_mesh(

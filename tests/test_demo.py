@@ -22,7 +22,7 @@ def test_the_whole_way_in_small(tmp_path, capsys):
     recipe = tiny_recipe(steps=20)
     assert demo(recipe, tmp_path) == 0
     out, said = capsys.readouterr()
-    for label in ("16 points", "32 points", "64 points", "30% of the input points", "trained here"):
+    for label in ("16 points", "32 points", "64 points", "30% of the input points", "(trained)"):
         assert label in out
     report = tmp_path / "run" / "report.html"
     assert str(report) in said
@@ -54,8 +54,8 @@ def test_where_time_is_short_the_schedule_is_shortened_and_the_run_is_finished(t
 def test_the_demo_in_earnest_stays_below_two_percent(tmp_path):
     """Its bar at the trained resolution and, since weights are quadratures, at half and double as well."""
     from oformer.predict import Predictor
-    from oformer.training.datasets import open_data
     from oformer.training.evaluate import evaluate
+    from oformer.training.find_data import open_data
 
     recipe = recipe_named("burgers-demo")
     assert demo(recipe, tmp_path, minutes=60.0) == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import oformer
-from oformer.cli import COMMANDS, _override, main, parse
+from oformer.cli import COMMANDS, main, parse
+from oformer.cli.options import override
 from oformer.experiments.published import ROWS
 from oformer.experiments.recipes import RECIPES, recipe_named
 
@@ -101,7 +102,7 @@ def test_commands_are_understood(page):
                 verb, rest = parse(words[1:])
                 assert not rest or words[1] in ("train", "generate", "demo"), line
                 if words[1] == "train" and verb.name in RECIPES:
-                    assert _override(RECIPES[verb.name], rest), line
+                    assert override(RECIPES[verb.name], rest), line
 
 
 def test_the_layers_of_the_pages_are_those_of_the_contract():
@@ -199,7 +200,7 @@ def test_the_start_page_runs(tmp_path, monkeypatch):
 def test_what_the_start_page_says_the_command_line_cannot_turn_on_it_refuses(setting, capsys):
     assert f"`training.{setting.rpartition('.')[0]}`" in _text("start.md")
     with pytest.raises(SystemExit):
-        _override(RECIPES["burgers-2048"], [f"--training.{setting}", "1"])
+        override(RECIPES["burgers-2048"], [f"--training.{setting}", "1"])
     assert setting in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetosta
 from oformer.problems.navier_stokes import INSTANCES
 from oformer.report import write_report
 from oformer.solvers.euler_fv import Numerics
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
 from oformer.training.recipe import Data, Recipe

@@ -1,23 +1,17 @@
+import dataclasses
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from oformer.errors import InputError, unknown_name
-from oformer.fields import (
-    Batch,
-    Field,
-    Sample,
-    Spec,
-    check_field,
-    check_finite,
-    check_sample,
-    collate,
-    uniform_weights,
-)
+from oformer.fields import Batch, Field, Sample, Spec, collate, uniform_weights
+from oformer.nn.shared_grids import expanded
 
 
 def sample(points=4, queries=3, dim=2, parameters=None, cells=None):
@@ -28,17 +22,6 @@ def sample(points=4, queries=3, dim=2, parameters=None, cells=None):
         parameters=parameters or {},
         cells=cells,
     )
-
-
-SPEC = Spec(dim=2, in_times=2, in_channels=3, out_times=5, out_channels=2, query_channels=1)
-
-
-def unchecked(kind, **parts):
-    """What a person may build by mistake; the shape checks of the tests would not let it through."""
-    made = object.__new__(kind)
-    for name, value in parts.items():
-        object.__setattr__(made, name, value)
-    return made
 
 
 def test_defaults():
@@ -60,6 +43,110 @@ def test_to():
     assert moved.input.coords.dtype == moved.target.dtype == moved.parameters["mach"].dtype == torch.float64
     assert moved.cells is cells
     assert isinstance(collate([sample()]).to(torch.float64), Batch)
+
+
+def shared_batch(size: int = 3, points: int = 4) -> Batch:
+    """Samples on one grid, which are asked at the same points."""
+    first = Field.of(torch.rand(points, 2), torch.rand(2, points, 3))
+    samples = [
+        Sample(first.with_values(torch.rand(2, points, 3)), Field.of(first.coords), torch.rand(5, points, 2))
+        for _ in range(size)
+    ]
+    batch = collate(samples)
+    return dataclasses.replace(batch, query=batch.query.sharing(batch.input))
+
+
+def same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_map_applies_to_all_tensors_and_computes_a_shared_grid_once():
+    batch, sizes = shared_batch(), []
+    doubled = batch.input.map(lambda t: sizes.append(len(t)) or 2 * t)
+    assert sizes == [1, 3, 1]  # coordinates and weights of one sample, values of all
+    assert same(doubled.tensors, [2 * t for t in batch.input.tensors])
+    assert [expanded(t) for t in doubled.tensors] == [True, False, True]
+
+
+def test_map_of_a_field_without_a_batch_axis_takes_equal_points_for_what_they_are():
+    field = Field.of(torch.rand(4, 2), None, torch.tensor(0.25).expand(4))  # of stride 0, along the points
+    assert field.map(lambda t: t.cumsum(0)).weights.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert field.take(slice(1, 3)).weights.tolist() == [0.25, 0.25]
+
+
+def test_a_map_of_a_batch_keeps_the_query_at_the_points_of_the_input():
+    batch = dataclasses.replace(shared_batch(), parameters={"nu": torch.rand(3)}, cells=(torch.arange(3)[None],) * 3)
+    calls = []
+    changed = batch.map(lambda t: calls.append(t) or t + 1)
+    assert same(changed.tensors, [t + 1 for t in batch.tensors])
+    assert len(calls) == len(batch.tensors) == 8
+    assert changed.query.coords is changed.input.coords
+    assert changed.cells is batch.cells
+    assert isinstance(changed, Batch)
+    apart = dataclasses.replace(batch, query=Field.of(batch.input.coords.clone())).map(torch.clone)
+    assert apart.query.coords is not apart.input.coords
+
+
+def test_a_batch_in_another_type_stays_shared():
+    moved = shared_batch().to(torch.float64)
+    assert moved.query.coords is moved.input.coords
+    assert expanded(moved.input.coords)
+    assert moved.input.coords.dtype == moved.target.dtype == torch.float64
+
+
+def test_one_sample_keeps_the_query_at_the_points_of_the_input_too():
+    field = Field.of(torch.rand(4, 2))
+    moved = Sample(field, field, torch.rand(1, 4, 1), {"nu": torch.tensor(1.0)}).to(torch.float64)
+    assert moved.query.coords is moved.input.coords
+    assert moved.parameters["nu"].dtype == torch.float64
+
+
+@given(first=st.integers(0, 7), last=st.integers(0, 9), batched=st.booleans())
+def test_taken_points_keep_their_weights(first, last, batched):
+    field = sample(points=7).input
+    parts = [slice(0, first), slice(first, last), slice(max(first, last), 7)]
+    taken = [(field.batched() if batched else field).take(part) for part in parts]
+    for part, some in zip(parts, taken, strict=True):
+        some = some.single(0) if batched else some
+        assert same(some.tensors, (field.coords[part], field.values[:, part], field.weights[part]))
+        assert some.points == len(range(7)[part])
+    # Parts that cover all points once integrate what the whole field integrates.
+    means = torch.stack([torch.einsum("...p,...tpc->...tc", some.weights, some.values) for some in taken]).sum(0)
+    torch.testing.assert_close(means.reshape(2, 3), torch.einsum("p,tpc->tc", field.weights, field.values))
+
+
+def test_taken_points_of_a_shared_grid_stay_shared():
+    taken = shared_batch().input.take(slice(1, 3))
+    assert taken.points == 2
+    assert [expanded(t) for t in taken.tensors] == [True, False, True]
+
+
+def test_map_points_knows_the_axis_of_the_points():
+    batch, sizes = shared_batch(points=4), []
+    turned = batch.input.map_points(lambda t, axis: sizes.append((len(t), t.shape[axis])) or t.flip(axis))
+    assert sizes == [(1, 4), (3, 4), (1, 4)]
+    x = batch.input
+    assert same(turned.tensors, (x.coords.flip(1), x.values.flip(2), x.weights.flip(1)))
+    assert [expanded(t) for t in turned.tensors] == [True, False, True]
+
+
+def test_samples_of_a_batch_stay_shared():
+    batch = dataclasses.replace(shared_batch(), cells=tuple(torch.full((1, 3), i) for i in range(3)))
+    some = batch.samples(slice(1, 3))
+    assert some.size == 2
+    assert same(some.tensors, [t[1:3] for t in batch.tensors])
+    assert expanded(some.input.coords)
+    assert some.query.coords is some.input.coords
+    assert [int(cells[0, 0]) for cells in some.cells or ()] == [1, 2]
+    assert shared_batch().samples(slice(0, 1)).cells is None
+
+
+def test_with_values_keeps_points_and_weights_as_they_are():
+    field = sample().input
+    other = field.with_values(torch.zeros(1, 4, 1))
+    assert other.coords is field.coords
+    assert other.weights is field.weights
+    assert not other.values.any()
 
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5))
@@ -109,78 +196,6 @@ def test_collate_refuses():
     for names in (({"a": torch.tensor(1.0)}, {}), ({}, {"a": torch.tensor(1.0)})):
         with pytest.raises(InputError, match="same parameters in all samples"):
             collate([sample(parameters=n) for n in names])
-
-
-def test_check_field_accepts():
-    check_field("input", sample().input, 2, 2, 3)
-    check_field("input", collate([sample(2), sample(5)]).input, 2, 2, 3)
-
-
-COORDS, VALUES, WEIGHTS = torch.rand(4, 2), torch.rand(2, 4, 3), torch.full((4,), 0.25)
-
-
-@pytest.mark.parametrize(
-    ("parts", "wanted", "message"),
-    [
-        (
-            {"coords": COORDS[:0], "values": VALUES[:, :0], "weights": WEIGHTS[:0]},
-            {},
-            "at least one point in `u`",
-        ),
-        ({}, {"dim": 3}, r"`u.coords` of shape \(..., points, 3\), got \(4, 2\). This .* in 3 dimensions"),
-        ({}, {"dim": 1}, "lives in 1 dimension;"),
-        ({"coords": COORDS.T}, {"dim": 2}, r"looks transposed: give `coords.swapaxes\(-1, -2\)`, of shape \(4, 2\)"),
-        (
-            {"values": VALUES[:, :3]},
-            {},
-            r"as many values and weights as points in `u` \(4\), got 3 values and 4",
-        ),
-        ({"weights": WEIGHTS[:2]}, {}, "got 4 values and 2 weights"),
-        ({}, {"times": 5}, r"5 frames in `u.values`, got 2 \(shape \(2, 4, 3\)\)"),
-        ({}, {"channels": 1}, r"1 channels in `u.values`, got 3"),
-        ({"coords": COORDS[:, 0]}, {}, r"`u` with coords \(..., points, dim\)"),
-        ({"values": VALUES[0]}, {}, r"got \(4, 2\), \(4, 3\), \(4,\). Add the missing axis"),
-        (
-            {"coords": COORDS * torch.nan},
-            {},
-            r"finite numbers in `u.coords`, got 8 NaN or infinite values of 8",
-        ),
-        ({"values": VALUES / 0}, {}, r"finite numbers in `u.values`"),
-        ({"weights": -WEIGHTS}, {}, "weights of `u` that are not negative"),
-        ({"weights": WEIGHTS * 0}, {}, "not all zero"),
-    ],
-)
-def test_check_field_refuses(parts, wanted, message):
-    field = unchecked(Field, **({"coords": COORDS, "values": VALUES, "weights": WEIGHTS} | parts))
-    with pytest.raises(InputError, match=message):
-        check_field("u", field, **wanted)
-
-
-def test_check_sample():
-    good = sample()
-    check_sample(good)
-    check_sample(good, SPEC)
-    check_sample(collate([good, sample(7, 9)]), SPEC)
-    for change, message in [
-        ({"target": good.target[:, :2]}, r"one target value per query point in `s` \(3\), got 2"),
-        ({"target": good.target[:3]}, r"`s.target` of shape \(5, queries, 2\), got \(3, 3, 2\)"),
-        ({"target": good.target[..., :1]}, r"`s.target` of shape \(5, queries, 2\)"),
-        ({"target": good.target[0]}, r"`s.target` of shape \(..., times, queries, channels\), got \(3, 2\)"),
-        ({"target": good.target * torch.inf}, r"finite numbers in `s.target`"),
-        ({"query": sample(dim=1).query}, r"`s.query.coords` of shape \(..., points, 2\)"),
-        ({"query": Field.of(good.query.coords)}, r"1 channels in `s.query.values`, got 0"),
-        ({"input": sample(dim=3).input}, r"`s.input.coords`"),
-    ]:
-        parts = {"input": good.input, "query": good.query, "target": good.target} | change
-        with pytest.raises(InputError, match=message):
-            check_sample(unchecked(Sample, **parts, parameters={}, cells=None), SPEC, "s")
-
-
-def test_check_finite():
-    check_finite("x", torch.zeros(3))
-    check_finite("x", torch.zeros(0))
-    with pytest.raises(InputError, match="got 2 NaN or infinite values of 3"):
-        check_finite("x", torch.tensor([1.0, torch.nan, torch.inf]))
 
 
 def test_spec_refuses():

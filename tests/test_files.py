@@ -395,7 +395,7 @@ def with_header(header, data=b""):
     [
         (b"", "0 bytes that are none"),
         (b"abc", "3 bytes that are none"),
-        (b"not a safetensors file at all", "bytes that are none. The file is truncated or foreign"),
+        (b"not a safetensors file at all", r"bytes that are none \(.*\). The file is truncated or foreign"),
         (struct.pack("<Q", 50) + b"{}", "bytes that are none"),
         (with_header(b"{"), "bytes that are none"),
         (with_header([1, 2]), "bytes that are none"),
@@ -426,13 +426,16 @@ def with_header(header, data=b""):
             )
         ),
         (with_header([1]), "that are none"),
-        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234"), "bytes in"),
-        (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"12345678"), "bytes in"),
+        (with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"1234"), "not fully covered"),
+        (with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"12345678"), "not fully covered"),
         (
             with_header({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, b"1234"),
-            r"\(9,\) numbers",
+            "invalid shape",
         ),
-        (with_header({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "got BF16"),
+        (
+            with_header({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
+            "^Expected array types.*BF16",
+        ),
     ],
 )
 def test_foreign_and_truncated_files(tmp_path, content, message):

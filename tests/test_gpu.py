@@ -35,30 +35,30 @@ def bring(assembler, mode: int = 0o755) -> None:
 
 def test_kernels_are_assembled_by_what_comes_with_torch(hopper):
     bring(hopper)
-    assert gpu.fused_kernels(GPU)
+    assert gpu.fused_kernels(GPU, "vorticity")
     assert os.environ["TRITON_PTXAS_PATH"] == str(hopper)
 
 
 def test_the_choice_of_a_user_stays(hopper, monkeypatch):
     bring(hopper)
     monkeypatch.setenv("TRITON_PTXAS_PATH", "/their/ptxas")
-    assert gpu.fused_kernels(GPU)
+    assert gpu.fused_kernels(GPU, "vorticity")
     assert os.environ["TRITON_PTXAS_PATH"] == "/their/ptxas"
 
 
 def test_a_torch_without_an_assembler_leaves_it_to_triton(hopper):
-    assert gpu.fused_kernels(GPU)
+    assert gpu.fused_kernels(GPU, "vorticity")
     assert "TRITON_PTXAS_PATH" not in os.environ
 
 
 def test_where_kernels_are_not_used_nothing_is_set(hopper, monkeypatch):
     bring(hopper)
     monkeypatch.setenv("OFORMER_FUSED", "0")
-    assert not gpu.fused_kernels(GPU)
-    assert not gpu.fused_kernels(torch.device("cpu"))
+    assert not gpu.fused_kernels(GPU, "vorticity")
+    assert not gpu.fused_kernels(torch.device("cpu"), "vorticity")
     monkeypatch.setenv("OFORMER_FUSED", "1")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert not gpu.fused_kernels(GPU)
+    assert not gpu.fused_kernels(GPU, "vorticity")
     assert "TRITON_PTXAS_PATH" not in os.environ
 
 

@@ -11,24 +11,28 @@ from pathlib import Path
 import pytest
 
 import oformer
-from tests.nn.compiled import never_written, printed
+from tests.engine.compiled import never_written, printed
 
-pytest.importorskip("oformer.nn.rollout_kernels", exc_type=ImportError)
+pytest.importorskip("oformer.engine.kernels.rollout_kernels", exc_type=ImportError)
 
 MODEL = """
 from oformer.fields import Field
-from oformer.nn.rollout_kernels import Chain, march
-from oformer.nn.rotary_kernels import turns
+from oformer.engine.kernels import adam_kernels
+from oformer.engine.kernels.rollout_kernels import Chain, march
+from oformer.engine.kernels.rotary_kernels import turns
+from oformer.engine.swap import accelerate
 from oformer.experiments.recipes import recipe_named
 
 recipe = recipe_named("ns2-part")
 spec = recipe.data_spec()
 grid = torch.rand(1, 64, spec.dim).expand(2, -1, -1)
 input = Field.of(grid, torch.rand(2, spec.in_times, 64, spec.in_channels))
-model = recipe.model.build(spec).train()
+model = accelerate(recipe.model.build(spec), "cuda").train()
 with torch.autocast("cpu", torch.float16):
     model.query(model.encode(input), input, Field.of(grid)).float().sum().backward()
 turns(torch.rand(64, 2), torch.rand(2, 8))
+weights = [torch.rand(7, 3), torch.rand(5)]
+adam_kernels.move(adam_kernels.blocks(weights, weights), [torch.rand(26)] * 2, torch.rand(5), 0.1, True, 0.999, 1e-8)
 
 def leaf(*shape):
     return torch.rand(*shape).requires_grad_()
@@ -77,7 +81,7 @@ def started(package: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("package", "script"), [("nn", MODEL), ("solvers", SOLVERS)])
+@pytest.mark.parametrize(("package", "script"), [("engine/kernels", MODEL), ("solvers", SOLVERS)])
 def test_every_kernel_compiles_for_hopper(package, script):
     found = [line.split("\t") for line in printed(f"made = kernels_for_hopper()\n{script}\n{REPORT}")]
     assert {name for name, _, _ in found} == started(package)

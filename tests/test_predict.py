@@ -52,8 +52,8 @@ def test_chunks_change_nothing_and_neither_do_other_queries(predict, tiny_data):
 
 def test_the_encoder_runs_once_however_many_chunks(predict, tiny_data, monkeypatch):
     calls = []
-    encode = predict._encode
-    monkeypatch.setattr(predict, "_encode", lambda field: calls.append(1) or encode(field))
+    encode = predict.operator.model.encode
+    monkeypatch.setattr(predict.operator.model, "encode", lambda field: calls.append(1) or encode(field))
     predict(tiny_data[0].input, torch.rand(40, 1), chunk=5)
     assert len(calls) == 1
 
@@ -113,8 +113,8 @@ def test_a_batch_is_cut_into_equal_slices_of_whole_samples(tiny_data, monkeypatc
     batch = collate([tiny_data[i] for i in range(7)])
     with torch.no_grad():
         expected = predict.operator(batch.input, batch.query)
-    encode, seen = predict._encode, []
-    monkeypatch.setattr(predict, "_encode", lambda field: seen.append(field) or encode(field))
+    encode, seen = predict.operator.model.encode, []
+    monkeypatch.setattr(predict.operator.model, "encode", lambda field: seen.append(field) or encode(field))
     torch.testing.assert_close(predict(batch.input).values, expected)
     assert [len(field.weights) for field in seen] == [3, 3, 1]
     assert seen[0].coords.stride(0) == 0  # a shared grid stays one tensor
@@ -265,7 +265,7 @@ def test_too_little_memory_is_said_with_a_way_out(predict, tiny_data, monkeypatc
     def full(field):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(predict, "_encode", full)
+    monkeypatch.setattr(predict.operator.model, "encode", full)
     monkeypatch.setattr(predict, "memory_gb", 3.0)
     with pytest.raises(OutOfMemory, match=r"1 samples of 32 points at 32 queries.*on cpu.*`memory_gb=1.5`"):
         predict(tiny_data[0].input)

@@ -42,7 +42,7 @@ for name in {ABSENT!r}:
 from pathlib import Path
 from tests.tiny import tiny_recipe
 from oformer import Predictor, train
-from oformer.training.datasets import open_data
+from oformer.training.find_data import open_data
 recipe = tiny_recipe(steps=1)
 data = open_data(recipe, Path({str(tmp_path)!r}) / "data")
 train(recipe, Path({str(tmp_path)!r}) / "run", (data.split("train"), data.split("test")), quiet=True, tensorboard=False)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oformer.cli import _override, parse
+from oformer.cli import parse
+from oformer.cli.options import override
 from oformer.experiments.recipes import recipe_named
 from oformer.nn.attention import KINDS
 from oformer.problems import PROBLEMS
@@ -41,7 +42,7 @@ def test_there_are_commands_to_check():
 def test_every_command_is_understood(command):
     verb, rest = parse(shlex.split(command)[1:])
     if verb.__class__.__name__ == "Train" and rest:
-        assert _override(recipe_named(verb.name), rest)
+        assert override(recipe_named(verb.name), rest)
     else:
         assert rest == []
 

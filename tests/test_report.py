@@ -10,8 +10,8 @@ from oformer.checkpoint import find_checkpoint, load_checkpoint
 from oformer.errors import InputError
 from oformer.metrics import Resolution
 from oformer.plots.page import CAPTIONS
-from oformer.training.datasets import train_and_test
 from oformer.training.evaluate import errors, evaluate, resolution_sweep
+from oformer.training.find_data import train_and_scored, train_and_test
 from oformer.training.loop import train
 from tests.tiny import tiny_recipe
 
@@ -70,6 +70,20 @@ def test_names_are_text_in_pictures_and_on_the_page(run, monkeypatch):
     assert page.count("data:image") == 3
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
+
+
+def test_the_report_of_a_run_that_held_samples_out_measures_the_test_samples(tmp_path, tiny_data):
+    """Its curves are of the validation samples, and say so; everything else is of the test split."""
+    recipe = tiny_recipe(steps=4, evaluate_every=4, checkpoint_every=4)
+    recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation=5))
+    train(recipe, tmp_path, train_and_scored(tiny_data, recipe), quiet=True, tensorboard=False)
+    test = train_and_test(tiny_data, recipe)[1]
+    scores = evaluate(load_checkpoint(find_checkpoint(tmp_path)).operator, test)
+    page = report.write_report(tmp_path, test, device="cpu").read_text()
+    assert f"Relative L2 error of 4 test samples, in physical units: mean {scores.error:.3%}" in page
+    assert "or on those held out for validation" in page
+    curves = report.pictures(report.measure(tmp_path, test, [], "cpu"))["training"].axes[0].get_legend()
+    assert [text.get_text() for text in curves.get_texts()] == ["training loss", "validation error"]
 
 
 @pytest.mark.gpu

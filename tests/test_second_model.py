@@ -17,19 +17,27 @@ from oformer.errors import InputError, OutOfMemory
 from oformer.export import export
 from oformer.fields import Field
 from oformer.meshes.grids import periodic_grid
-from oformer.models import FNOConfig
+from oformer.models import FNOConfig, GalerkinTransformerConfig, MWTConfig
 from oformer.playground.api import Question, Service
 from oformer.predict import Predictor, find_checkpoint
-from oformer.training.datasets import open_data
 from oformer.training.distributed import Ranks
 from oformer.training.evaluate import resolution_sweep
+from oformer.training.find_data import open_data
 from oformer.training.journal import read_journal
 from oformer.training.loop import train
+from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Recipe
-from tests.tiny import TINY_FLOW, tiny_fno, tiny_recipe
+from tests.tiny import TINY_FLOW, tiny_fno, tiny_graph_network, tiny_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 NORMED = FNOConfig(width=6, modes=4, depth=2, head=8, batch_norm=True)
+MWT = MWTConfig(polynomials=3, channels=4, modes=4, time_modes=2, depth=2, head=16)
+
+
+GALERKIN = GalerkinTransformerConfig(
+    kind="galerkin", width=12, heads=2, depth=2, feedforward=16, channels=8, modes=6, head=8, dropout=0.1
+)
+LONGER = {"steps": 100, "evaluate_every": 100, "optimizer": Optimizer(kind="adam", rate=1e-2)}
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +56,63 @@ def trained(tmp_path_factory, splits):
     return folder
 
 
-def test_it_learns(trained):
-    losses = [record["loss"] for record in read_journal(trained) if record["kind"] == "train"]
+@pytest.fixture(scope="module")
+def trained_mwt(tmp_path_factory, splits):
+    folder = tmp_path_factory.mktemp("mwt")
+    run(tiny_fno(MWT, steps=150, evaluate_every=150, checkpoint_every=50), folder, splits)
+    return folder
+
+
+each_trained = pytest.mark.parametrize(("name", "fixture"), [("FNO", "trained"), ("MWT", "trained_mwt")])
+
+
+@each_trained
+def test_it_learns(request, name, fixture):
+    folder = request.getfixturevalue(fixture)
+    losses = [record["loss"] for record in read_journal(folder) if record["kind"] == "train"]
     assert np.mean(losses[-10:]) < 0.15 * np.mean(losses[:3])
 
 
-def test_interrupted_and_resumed_equals_uninterrupted_with_the_statistics_of_its_norms(tmp_path, splits, monkeypatch):
-    recipe = tiny_fno(NORMED, steps=12, checkpoint_every=4, evaluate_every=6)
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (tiny_fno(GALERKIN, **LONGER), "GalerkinTransformer"),
+        (tiny_fno(dataclasses.replace(GALERKIN, kind="fourier"), **LONGER), "GalerkinTransformer"),
+        (tiny_graph_network(), "GraphNetwork"),
+    ],
+    ids=["galerkin", "fourier", "graph network"],
+)
+def test_other_baselines_learn_are_loaded_and_answer_at_the_points_of_their_input_alone(tmp_path, recipe, name):
+    samples = open_data(recipe, tmp_path / "data")
+    splits = samples.split("train"), samples.split("test")
+    assert run(recipe, tmp_path / "run", splits).finished
+    losses = [record["loss"] for record in read_journal(tmp_path / "run") if record["kind"] == "train"]
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:3])
+    predict, sample = Predictor(tmp_path / "run", "cpu"), splits[1][0]
+    found = load_checkpoint(find_checkpoint(tmp_path / "run")).operator
+    with torch.no_grad():
+        again = found(sample.input.batched(), sample.query.batched())[0]
+    torch.testing.assert_close(predict(sample.input, sample.query).values, again)
+    assert predict.operator.model.name == name
+    with pytest.raises(InputError, match=f"queries at the points of the input for {name}"):
+        predict(sample.input, dataclasses.replace(sample.query, coords=sample.query.coords + 0.01))
+    with pytest.raises(InputError, match=rf"scattered points.*got {name}, which reads a"):
+        export(tmp_path / "run", tmp_path / "model.pt2")
+    training = dataclasses.replace(recipe.training, drop=tiny_recipe().training.drop)
+    with pytest.raises(InputError, match=rf"all points of a .* for {name}, got training\.drop"):
+        run(dataclasses.replace(recipe, training=training), tmp_path / "dropped", splits)
+    service = Service({"other": Predictor(tmp_path / "run", "cpu", warn=False)})
+    with pytest.raises(InputError, match=f"to play with, got {name}, which"):
+        service.draw("other", 0)
+
+
+@pytest.mark.parametrize("model", [NORMED, dataclasses.replace(MWT, batch_norm=True)], ids=["fno", "mwt"])
+def test_interrupted_and_resumed_equals_uninterrupted_with_the_statistics_of_its_norms(
+    tmp_path, splits, monkeypatch, model
+):
+    recipe = tiny_fno(model, steps=12, checkpoint_every=4, evaluate_every=6)
     run(recipe, tmp_path / "whole", splits)
-    monkeypatch.setattr("oformer.training.loop.time.monotonic", iter(range(0, 10**6, 6)).__next__)
+    monkeypatch.setattr("oformer.training.run.time.monotonic", iter(range(0, 10**6, 6)).__next__)
     first = run(recipe, tmp_path / "parts", splits, stop_after=2.0)
     monkeypatch.undo()
     assert not first.finished
@@ -96,7 +152,7 @@ def test_too_little_memory_is_said_with_ways_out_that_it_has(tmp_path, splits, m
     def full(self, batch, times):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("oformer.training.loop.Stepper.__call__", full)
+    monkeypatch.setattr("oformer.training.step.Stepper.__call__", full)
     for model, ways in (
         (None, r"--training\.accumulate 2 [^,]*, or --training\.recompute \([^()]*\)\.$"),
         (NORMED, r"goes on with more memory\.$"),
@@ -105,9 +161,10 @@ def test_too_little_memory_is_said_with_ways_out_that_it_has(tmp_path, splits, m
             run(tiny_fno(model), tmp_path / str(model is None), splits)
 
 
-def test_recomputed_it_learns_the_same(tmp_path, splits):
+@pytest.mark.parametrize("model", [None, MWT], ids=["fno", "mwt"])
+def test_recomputed_it_learns_the_same(tmp_path, splits, model):
     for name, recompute in (("kept", False), ("again", True)):
-        run(tiny_fno(steps=4, recompute=recompute), tmp_path / name, splits)
+        run(tiny_fno(model, steps=4, recompute=recompute), tmp_path / name, splits)
     kept, again = (load_checkpoint(find_checkpoint(tmp_path / name)).operator for name in ("kept", "again"))
     for a, b in zip(kept.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -164,16 +221,16 @@ def test_the_sweep_has_the_resolutions_that_it_reads_and_no_sparse_input(trained
     assert [(row.kind, row.points) for row in sweep] == [("resolution", 16), ("trained", 32), ("resolution", 64)]
 
 
-def test_the_card_of_a_checkpoint_says_what_it_is(trained):
-    page = (find_checkpoint(trained) / "README.md").read_text()
-    assert "FNO of " in page
+@each_trained
+def test_the_card_of_a_checkpoint_says_what_it_is(request, name, fixture):
+    page = (find_checkpoint(request.getfixturevalue(fixture)) / "README.md").read_text()
+    assert f"{name} of " in page
     assert "on a regular grid" in page
     assert "OFormer" not in page
 
 
 def test_it_is_served_on_grids_and_not_played_with(trained):
     service, field = Service({"fno": Predictor(trained, "cpu", warn=False)}), wave(64)
-    service.count()
     assert "play" not in service.describe("fno")
     question = Question(coords=field.coords.numpy(), values=field.values.numpy())
     assert service.predict("fno", question).points == 64
@@ -184,8 +241,9 @@ def test_it_is_served_on_grids_and_not_played_with(trained):
 
 
 @pytest.mark.parametrize("time", ["march", "block"])
-def test_a_flow_is_trained_frame_by_frame_and_as_a_block(tmp_path, time):
-    recipe = tiny_fno(FNOConfig(width=6, modes=2, depth=2, head=8, padding=2, time=time), steps=6, augment=False)
+@pytest.mark.parametrize("model", [FNOConfig(width=6, modes=2, depth=2, head=8, padding=2), MWT], ids=["fno", "mwt"])
+def test_a_flow_is_trained_frame_by_frame_and_as_a_block(tmp_path, model, time):
+    recipe = tiny_fno(dataclasses.replace(model, time=time), steps=6, augment=False)
     data = dataclasses.replace(recipe.data, train=4, test=2, view=type(recipe.data.view)())
     loss = dataclasses.replace(recipe.training.loss, derivative=0.0)
     training = dataclasses.replace(recipe.training, loss=loss)
@@ -248,8 +306,9 @@ def test_the_list_shows_baselines_apart(capsys):
     said = capsys.readouterr().out
     ours, baselines = said.split("baseline: another model")
     assert "burgers-2048-plus" in ours
-    assert "-fno" not in ours
+    assert not re.search("-(fno|mwt)", ours)
     assert "ns2-part-fno" in baselines
+    assert "ns2-part-mwt" in baselines
 
 
 def test_the_model_of_the_contributing_page_works_from_its_file(here, capsys):

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from oformer.data.dataset import View
-from oformer.models import FNOConfig, Normalization, OFormerConfig
+from oformer.models import FNOConfig, GraphNetworkConfig, ModelConfig, Normalization, OFormerConfig
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
-from oformer.problems import Burgers, NavierStokes
+from oformer.problems import Burgers, Electrostatics, NavierStokes
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Data, Recipe, Training
@@ -46,7 +46,20 @@ def tiny_recipe(**training: Any) -> Recipe:
     )
 
 
-def tiny_fno(model: FNOConfig | None = None, **training: Any) -> Recipe:
-    """The same data for an FNO, which needs all points of its grid."""
+def tiny_fno(model: ModelConfig | None = None, **training: Any) -> Recipe:
+    """The same data for an FNO, or for another model that needs all points of its grid."""
     model = model or FNOConfig(width=12, modes=6, depth=2, head=16)
     return dataclasses.replace(tiny_recipe(drop=None, **training), name="tiny-fno", model=model)
+
+
+def tiny_graph_network(**training: Any) -> Recipe:
+    """Electrostatics for a graph network, which answers at the points of a mesh alone."""
+    settings = {"drop": None, "augment": False, "loss": Loss(kind="squared"), **training}
+    return dataclasses.replace(
+        tiny_recipe(**settings),
+        name="tiny-graph-network",
+        problem=Electrostatics(),
+        data=Data(train=12, test=4),
+        normalization=Normalization(input="max-abs", target="max-abs", coords="as-is"),
+        model=GraphNetworkConfig(width=12, depth=2, order=3, skipped=2),
+    )

@@ -75,31 +75,33 @@ def _numbers(name: str, array: Any) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.float32))
 
 
+def _items(name: str, arrays: Arrays) -> list[Tensor] | Tensor:
+    """One tensor for each sample of a list, or the one of an array; a list of numbers is an array too."""
+    nested = isinstance(arrays, (list, tuple)) and any(isinstance(i, (list, tuple)) or np.ndim(i) for i in arrays)
+    if nested or (isinstance(arrays, (list, tuple)) and not arrays):
+        return [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
+    return _numbers(f"`{name}`", arrays)
+
+
 def _functions(name: str, arrays: Arrays) -> list[Float[Tensor, "times points channels"]]:
     """Values at points, one tensor per sample."""
-    if isinstance(arrays, (list, tuple)):
-        functions = []
-        for i, item in enumerate(arrays):
-            values = _numbers(f"sample {i} of `{name}`", item)
+    items = _items(name, arrays)
+    if isinstance(items, list):
+        for i, values in enumerate(items):
             if values.ndim not in (1, 2, 3):
                 raise InputError(
                     f"sample {i} of `{name}` of shape (points,), (points, channels) or (times, points, channels)",
                     str(tuple(values.shape)),
                 )
-            functions.append(_with_axes(values))
-    else:
-        values = _numbers(f"`{name}`", arrays)
-        if values.ndim not in (2, 3, 4):
-            raise InputError(
-                f"`{name}` of shape (samples, points), (samples, points, channels) or "
-                "(samples, times, points, channels)",
-                str(tuple(values.shape)),
-                "Put all points of a grid on one axis, row by row" if values.ndim > 4 else "Add the axis of samples",
-            )
-        functions = [_with_axes(row) for row in values]
-    if not functions:
+    elif items.ndim not in (2, 3, 4):
+        raise InputError(
+            f"`{name}` of shape (samples, points), (samples, points, channels) or (samples, times, points, channels)",
+            str(tuple(items.shape)),
+            "Put all points of a grid on one axis, row by row" if items.ndim > 4 else "Add the axis of samples",
+        )
+    if len(items) == 0:
         raise InputError(f"at least one sample in `{name}`", "none")
-    return functions
+    return [_with_axes(values) for values in items]
 
 
 def _with_axes(values: Tensor) -> Tensor:
@@ -108,30 +110,20 @@ def _with_axes(values: Tensor) -> Tensor:
     return values[None] if values.ndim == 2 else values
 
 
-def _all_scalars(arrays: Arrays) -> bool:
-    """Whether a list is one array written as a list."""
-    return all(not isinstance(item, (list, tuple)) and np.ndim(item) == 0 for item in arrays)
-
-
 def _point_sets(name: str, arrays: Arrays, count: int) -> list[Float[Tensor, "points dim"]]:
     """Coordinates, one tensor per sample; what all samples share is one tensor in all of them."""
-    if isinstance(arrays, (list, tuple)) and not _all_scalars(arrays):
-        sets = [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
-        _same_count(name, len(sets), count, _meant_for_all(name, sets))
+    items = _items(name, arrays)
+    if isinstance(items, list):
+        _same_count(name, len(items), count, _meant_for_all(name, items))
         turned = f"[x.T for x in {name}]"
+    elif items.ndim == 3:
+        _same_count(name, len(items), count)
+        turned = f"{name}.swapaxes(1, 2)"
+    elif items.ndim in (1, 2):
+        return [_checked_points(f"`{name}`", items, f"{name}.T")] * count
     else:
-        points = _numbers(f"`{name}`", arrays)
-        if points.ndim == 3:
-            _same_count(name, len(points), count)
-            sets, turned = list(points.unbind(0)), f"{name}.swapaxes(1, 2)"
-        elif points.ndim in (1, 2):
-            return [_checked_points(f"`{name}`", points, f"{name}.T")] * count
-        else:
-            raise InputError(
-                f"`{name}` of shape (points, dim), (samples, points, dim), or a list",
-                str(tuple(points.shape)),
-            )
-    return [_checked_points(f"sample {i} of `{name}`", points, turned) for i, points in enumerate(sets)]
+        raise InputError(f"`{name}` of shape (points, dim), (samples, points, dim), or a list", str(tuple(items.shape)))
+    return [_checked_points(f"sample {i} of `{name}`", points, turned) for i, points in enumerate(items)]
 
 
 def _meant_for_all(name: str, items: list[Tensor]) -> str:
@@ -168,13 +160,10 @@ def _weights(name: str, arrays: Arrays | None, points: list[Tensor]) -> list[Flo
     if arrays is None:
         equal = {id(p): uniform_weights(p) for p in points}
         return [equal[id(p)] for p in points]
-    if isinstance(arrays, (list, tuple)) and not _all_scalars(arrays):
-        sets = [_numbers(f"sample {i} of `{name}`", item) for i, item in enumerate(arrays)]
-    else:
-        array = _numbers(f"`{name}`", arrays)
-        if array.ndim not in (1, 2):
-            raise InputError(f"`{name}` of shape (points,), (samples, points), or a list", str(tuple(array.shape)))
-        sets = list(array.unbind(0)) if array.ndim == 2 else [array] * len(points)
+    items = _items(name, arrays)
+    if not isinstance(items, list) and items.ndim not in (1, 2):
+        raise InputError(f"`{name}` of shape (points,), (samples, points), or a list", str(tuple(items.shape)))
+    sets = [items] * len(points) if isinstance(items, Tensor) and items.ndim == 1 else list(items)
     _same_count(name, len(sets), len(points))
     scaled: dict[int, Tensor] = {}
     for i, (weights, place) in enumerate(zip(sets, points, strict=True)):
@@ -185,7 +174,8 @@ def _weights(name: str, arrays: Arrays | None, points: list[Tensor]) -> list[Flo
         if id(weights) not in scaled:
             total = weights.sum()
             if not (bool(torch.isfinite(total)) and bool((weights >= 0).all()) and bool(total > 0)):
-                raise InputError(f"finite weights, none negative and not all zero, in sample {i} of `{name}`", "others")
+                wanted = f"finite weights, none negative and not all zero, in sample {i} of `{name}`"
+                raise InputError(wanted, f"{float(weights.min()):g} to {float(weights.max()):g}")
             scaled[id(weights)] = weights / total
     return [scaled[id(weights)] for weights in sets]
 
@@ -222,13 +212,3 @@ def _fits(name: str, values: Tensor, points: Tensor, i: int) -> None:
             hint = f"It looks as if the {where} were transposed: their shape is (points, dim)"
         shape = f"{values.shape[1]} (times, points, channels = {tuple(values.shape)})"
         raise InputError(f"values at the {len(points)} {where} of sample {i} in `{name}`", shape, hint)
-
-
-def check_codes(where: str, values: Tensor, categories: int) -> None:
-    """Refuse a last channel that is not a code below `categories`; zero means that it is none."""
-    if categories:
-        if values.shape[-1] == 0:
-            raise InputError(f"a last channel with codes in {where}", "no channel")
-        codes = values[..., -1]
-        if not bool(((codes == codes.round()) & (codes >= 0) & (codes < categories)).all()):
-            raise InputError(f"codes 0 to {categories - 1} in the last channel of {where}", "other numbers")

@@ -93,22 +93,20 @@ def _weighed_by_gaps(samples: list[Sample], inputs: bool, queries: bool) -> list
     """
     known: dict[int, Tensor] = {}
 
-    def weighed(field: Field) -> Field:
-        if field.coords.shape[-1] != 1:
+    def weighed(field: Field, wanted: bool) -> Field:
+        if not wanted or field.coords.shape[-1] != 1:
             return field
-        key = id(field.coords)
-        if key not in known:
+        if (key := id(field.coords)) not in known:
             known[key] = line_weights(field.coords)
-        return Field(field.coords, field.values, known[key])
+        return dataclasses.replace(field, weights=known[key])
 
-    def both(sample: Sample) -> Sample:
-        given = weighed(sample.input) if inputs else sample.input
+    found = []
+    for sample in samples:
         # Targets at the input points are compared with the weights that were given for those.
         same = sample.query.coords is sample.input.coords and not inputs
-        query = weighed(sample.query) if queries and not same else sample.query
-        return dataclasses.replace(sample, input=given, query=query)
-
-    return [both(sample) for sample in samples]
+        input, query = weighed(sample.input, inputs), weighed(sample.query, queries and not same)
+        found.append(dataclasses.replace(sample, input=input, query=query))
+    return found
 
 
 def _with_channels(sample: Sample, names: tuple[str, ...]) -> Sample:
@@ -116,8 +114,37 @@ def _with_channels(sample: Sample, names: tuple[str, ...]) -> Sample:
         return sample
     values = sample.input.values
     constant = torch.stack([sample.parameters[name] for name in names]).expand(*values.shape[:2], len(names))
-    known = Field(sample.input.coords, torch.cat([values, constant], -1), sample.input.weights)
+    known = sample.input.with_values(torch.cat([values, constant], -1))
     return dataclasses.replace(sample, input=known, parameters={})
+
+
+def samples_like(
+    samples: Sequence[Mapping[str, Any]] | None, arrays: Mapping[str, Any], parameters: tuple[str, ...]
+) -> list[Sample]:
+    """Samples as the model sees them, refused where they have other parameters than those of `fit`.
+
+    Args:
+        samples: a list of dicts, or None where there are keyword arrays.
+        arrays: the keyword arrays.
+        parameters: the names of `fit`.
+    """
+    found, names = seen_samples(columns_of(samples, arrays))
+    if names != parameters:
+        raise InputError(f"the parameters of `fit` ({', '.join(parameters) or 'none'})", ", ".join(names) or "none")
+    return found
+
+
+def questions(inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]], queries: Arrays | None) -> list[dict[str, Any]]:
+    """The samples that `predict` is asked about, one or several, with their queries."""
+    single = isinstance(inputs, Mapping)
+    samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    places = [queries] if single else per_sample(queries, len(samples))
+    return [question(sample, i, place) for i, (sample, place) in enumerate(zip(samples, places, strict=True))]
+
+
+def as_given(values: np.ndarray, axes: int) -> np.ndarray:
+    """An answer (times, queries, channels) with as many axes as the targets of `fit` were given with."""
+    return values[0, :, 0] if axes == 1 else values[0] if axes == 2 else values
 
 
 def axes_of(name: str, arrays: Arrays) -> int:

@@ -14,12 +14,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from oformer import files
-from oformer.data.arrays import Arrays, check_codes, samples_of
-from oformer.data.layout import Storage
+from oformer.checks import check_field, check_sample
+from oformer.data.arrays import Arrays, samples_of
 from oformer.data.manifest import Splits
-from oformer.data.store import Store, check_grid
+from oformer.data.part_file import Storage
+from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Field, Sample, Spec, check_field, check_sample
+from oformer.fields import Card, Field, Sample, Spec
 from oformer.meshes.grids import thinning
 from oformer.meshes.subsets import keep_points, usual_weights
 from oformer.seeds import torch_generator
@@ -31,17 +32,17 @@ class Source(Protocol):
     """Any sequence of samples: a `Store`, a list."""
 
     def __len__(self) -> int:
-        """How many samples."""
+        """The number of samples."""
         ...
 
     def __getitem__(self, index: int, /) -> Sample:
-        """One of them."""
+        """One of the samples."""
         ...
 
 
 @dataclass(frozen=True)
 class View:
-    """How a dataset is looked at: thinner, sparser, or through fewer frames. Nothing on disk changes."""
+    """A subset of the points and frames of a dataset, through which a model sees it. Nothing on disk changes."""
 
     points: tuple[int, ...] | int | None = None  # thin the regular grid of input and queries to so many per axis
     query_points: tuple[int, ...] | int | None = None  # the same for queries only
@@ -110,7 +111,7 @@ class PointDataset:
 
     @property
     def checksum(self) -> str | None:
-        """Of all samples of the source, whatever the view; None where they have no files."""
+        """The SHA-256 of all samples of the source, whatever the view; None where they have no files."""
         return getattr(self._source, "checksum", None)
 
     def _look(self, view: View, indices: np.ndarray) -> None:
@@ -171,11 +172,7 @@ class PointDataset:
         """
         samples = samples_of(coords, inputs, targets, query_coords, query_values, weights, query_weights, parameters)
         spec = _spec_of(samples, grid, periods, in_categories, query_categories)
-        dataset = cls(samples, spec=spec, card=card)
-        for i, sample in enumerate(samples):
-            check_codes(f"sample {i} of `inputs`", sample.input.values, in_categories)
-            check_codes(f"sample {i} of `query_values`", sample.query.values, query_categories)
-        return dataset
+        return cls(samples, spec=spec, card=card)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -191,11 +188,12 @@ class PointDataset:
         if self._query_rows is not None:
             target = target[:, self._query_rows]
         if view.keep < 1:
-            inputs = _kept(inputs, view.keep, torch_generator(view.keep_seed, number), self.spec)
+            random, weights = torch_generator(view.keep_seed, number), usual_weights(self.spec)
+            inputs = keep_points(inputs.batched(), view.keep, random, weights, self.spec.periods).single(0)
         values = inputs.values[-(view.in_times or 0) :]
         thinned = self._input_rows is not None or self._query_rows is not None
         return Sample(
-            input=Field(inputs.coords, values, inputs.weights),
+            input=inputs.with_values(values),
             query=query,
             target=target[: self.spec.out_times],
             parameters={name: value.to(torch.float32) for name, value in sample.parameters.items()},
@@ -234,11 +232,11 @@ class PointDataset:
         return self._with(indices=self._indices[(self._indices >= first) & (self._indices < end)])
 
     def subset(self, indices: Sequence[int] | np.ndarray) -> "PointDataset":
-        """Some of the samples, by their place in this dataset."""
+        """A dataset of some of the samples, by their place in this dataset."""
         return self._with(indices=self._indices[_checked_indices(indices, len(self))])
 
     def with_view(self, view: View) -> "PointDataset":
-        """The same samples looked at in another way (not through the present view)."""
+        """A dataset of the same samples, seen through another view (which replaces the present one)."""
         return self._with(view=view)
 
     def _with(self, view: View | None = None, indices: np.ndarray | None = None) -> "PointDataset":
@@ -247,7 +245,7 @@ class PointDataset:
         return other
 
     def sizes(self) -> Int[np.ndarray, "samples 2"]:
-        """How many input points and queries each sample has."""
+        """The numbers of input points and of queries of each sample."""
         source = self._source
         if isinstance(source, Store):
             sizes = source.sizes()[self._indices]
@@ -257,7 +255,7 @@ class PointDataset:
             if rows is not None:
                 sizes[:, column] = len(rows)
         if self.view.keep < 1:
-            sizes[:, 0] = [_kept_count(int(n), self.view.keep) for n in sizes[:, 0]]
+            sizes[:, 0] = [max(1, round(self.view.keep * int(n))) for n in sizes[:, 0]]
         return sizes
 
     def statistics(self) -> Statistics:
@@ -292,9 +290,8 @@ class PointDataset:
                 "one",
                 "Choose another name, or replace a dataset with overwrite=True",
             )
-        source = self._source
-        whole = np.array_equal(self._indices, np.arange(len(source)))
-        same = whole and self.view == View() and isinstance(source, Store)
+        whole = np.array_equal(self._indices, np.arange(len(self._source)))
+        same = self._source if whole and self.view == View() and isinstance(self._source, Store) else None
         if splits is None and whole and self.splits:
             splits = self.splits
         with files.new_folder(folder) as place:
@@ -306,8 +303,8 @@ class PointDataset:
                 splits=splits,
                 part_size=part_size,
                 storage=storage,
-                problem=source.problem_settings if same and isinstance(source, Store) else None,
-                seed=source.manifest.seed if same and isinstance(source, Store) else None,
+                problem=same.problem_settings if same is not None else None,
+                seed=same.manifest.seed if same is not None else None,
             )
             for part in range(writer.parts):
                 writer.write(part, [self[i] for i in writer.indices(part)])
@@ -371,15 +368,6 @@ def _rows(name: str, wanted: tuple[int, ...] | int | None, spec: Spec) -> Int[Te
     return numbers[tuple(slice(None, None, stride) for stride in strides)].reshape(-1)
 
 
-def _kept_count(points: int, keep: float) -> int:
-    return max(1, round(keep * points))
-
-
-def _kept(field: Field, keep: float, generator: torch.Generator, spec: Spec) -> Field:
-    """A random choice of the points, with weights of their own."""
-    return keep_points(field.batched(), keep, generator, usual_weights(spec), spec.periods).single(0)
-
-
 def _spec_of(
     samples: Source,
     grid: tuple[int, ...] | None = None,
@@ -409,7 +397,6 @@ def _check_all(samples: Source, spec: Spec) -> None:
     for i in range(len(samples)):
         sample, where = samples[i], f"sample {i}"
         check_sample(sample, spec, where)
-        check_grid(sample, spec, where)
         check_field(f"{where}.query", sample.query, times=query_times)
         if sample.parameters.keys() != names:
             raise InputError(f"the parameters of sample 0 in {where}", "other names", "Give each sample all of them")

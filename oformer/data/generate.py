@@ -10,7 +10,6 @@ another batch.
 """
 
 import contextlib
-import functools
 import itertools
 import math
 import multiprocessing
@@ -21,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,18 @@ import torch
 from torch import Tensor
 
 from oformer import config, files
-from oformer.data.layout import Storage
-from oformer.data.manifest import Splits
-from oformer.data.store import ABANDONED, Store, Writer, part_path
+from oformer.data.manifest import Splits, part_path
+from oformer.data.part_file import Storage
+from oformer.data.store import ABANDONED, Store, Writer
 from oformer.errors import InputError, SolverDiverged
 from oformer.fields import Sample
 from oformer.problems.base import Problem
 from oformer.processes import stop_with_parent
+from oformer.terminal import ProgressBar, say
 
 ATTEMPTS = 5  # redraws of a sample whose solver diverged
 AHEAD = 4  # batches that are drawn at once, each in a thread, while a GPU solves
+LINE_SECONDS = 10.0  # between lines about the progress, where there is no terminal for a bar
 STRIDE = 2**32  # attempt k of sample i is drawn as sample i + k * STRIDE, which no dataset reaches
 
 Progress = Callable[[int, int], None]  # called with (done, total) samples
@@ -114,20 +116,21 @@ def generate(
     if problem.spec.grid is not None:
         check_space(folder, estimate(problem, left, storage) if left else 0)
     with torch.no_grad(), _reported(progress, total - left, total) as report:
-        if todo[:1] != [0] and not writer.ready:
-            writer.share(_solve(problem, [0], seed, device)[0][0])
         if batch is None:
             batch = min(part_size, problem.cpu_batch) if on_cpu else part_size
-        for k, part in enumerate(todo):
-            if k == 1 and problem.spec.grid is None:
-                check_space(folder, part_path(folder, todo[0]).stat().st_size * len(todo[1:]))
-            if k == 1 and on_cpu and (processes := _processes(workers, len(todo) - 1)) > 1:
-                _in_processes(processes, writer, todo[1:], (problem, seed, batch), report)
-                break
-            if k == 1 and not on_cpu:
-                _ahead(writer, todo[1:], problem, seed, device, batch, report)
-                break
-            _make(writer, problem, part, seed, device, batch, report)
+        work = _Work(problem, seed, device, batch)
+        if todo[:1] != [0] and not writer.ready:
+            writer.share(work.solve([0])[0][0])
+        first, others = todo[:1], todo[1:]
+        _make(writer, first, work, report)
+        if others and problem.spec.grid is None:
+            check_space(folder, part_path(folder, first[0]).stat().st_size * len(others))
+        if not on_cpu:
+            _ahead(writer, others, work, report)
+        elif (processes := _processes(workers, len(others))) > 1:
+            _in_processes(processes, writer, others, work, report)
+        else:
+            _make(writer, others, work, report)
     return writer.finalize() if not writer.missing() else None
 
 
@@ -191,28 +194,68 @@ def check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _make(
-    writer: Writer,
-    problem: Problem,
-    part: int,
-    seed: int,
-    device: torch.device | str,
-    batch: int,
-    report: Callable[[int], None],
-) -> None:
-    """Make one part; the samples of its last batch are reported when it is written."""
-    solve = functools.partial(_solve, problem, seed=seed, device=device)
-    samples, redrawn, last = _solved(writer.indices(part), batch, solve, report)
-    writer.write(part, samples, redrawn)
-    report(last)
+@dataclass(frozen=True)
+class _Work:
+    """A problem, the seed of the dataset, the device that solves, and the number of samples that are solved at once."""
+
+    problem: Problem
+    seed: int
+    device: torch.device | str
+    batch: int
+
+    def batches(self, indices: Sequence[int]) -> list[Sequence[int]]:
+        """The samples of a part, as they are solved together."""
+        return [indices[first : first + self.batch] for first in range(0, len(indices), self.batch)]
+
+    def draw(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The first draws of some samples."""
+        return self.problem.draw(indices, self.seed)
+
+    def solve(self, indices: Sequence[int], drawn: dict[str, Tensor] | None = None) -> Solved:
+        """Samples, and (index, attempt) of those whose first draws diverged.
+
+        A batch with a bad sample is solved again one by one: which of them are redrawn, and as what, must not
+        depend on who was in the batch.
+
+        Args:
+            indices: the samples.
+            drawn: what `draw` gave for them, if it was called.
+        """
+        problem, seed, device = self.problem, self.seed, self.device
+        try:
+            return problem.samples(indices, seed, device) if drawn is None else problem.solved(drawn, device), []
+        except SolverDiverged:
+            solved = [self._solve_one(index) for index in indices]
+        redrawn = [(i, attempt) for i, (_, attempt) in zip(indices, solved, strict=True) if attempt]
+        return [sample for sample, _ in solved], redrawn
+
+    def _solve_one(self, index: int) -> tuple[Sample, int]:
+        last: SolverDiverged | None = None
+        for attempt in range(ATTEMPTS + 1):
+            try:
+                return self.problem.samples([index + attempt * STRIDE], self.seed, self.device)[0], attempt
+            except SolverDiverged as error:
+                last = error
+        raise InputError(
+            "settings of the problem that its solver can solve",
+            f"{ATTEMPTS + 1} draws of sample {index} that diverged ({last})",
+            "More time steps or a coarser grid may help",
+        ) from last
+
+
+def _make(writer: Writer, parts: Sequence[int], work: _Work, report: Callable[[int], None]) -> None:
+    """Make parts one by one; the samples of the last batch of a part are reported when it is written."""
+    for part in parts:
+        samples, redrawn, last = _solved(work.batches(writer.indices(part)), work.solve, report)
+        writer.write(part, samples, redrawn)
+        report(last)
 
 
 def _solved(
-    indices: Sequence[int], batch: int, solve: Callable[[Sequence[int]], Solved], report: Callable[[int], None]
+    batches: Sequence[Sequence[int]], solve: Callable[[Sequence[int]], Solved], report: Callable[[int], None]
 ) -> tuple[list[Sample], list[tuple[int, int]], int]:
     """The samples of a part, those of them that were redrawn, and how many are in its last batch, not reported yet."""
     samples, redrawn = [], []
-    batches = _batches(indices, batch)
     for some in batches:
         solved, again = solve(some)
         samples += solved
@@ -222,46 +265,32 @@ def _solved(
     return samples, redrawn, len(batches[-1])
 
 
-def _batches(indices: Sequence[int], batch: int) -> list[Sequence[int]]:
-    """The samples of a part, as they are solved together."""
-    return [indices[first : first + batch] for first in range(0, len(indices), batch)]
-
-
-def _ahead(
-    writer: Writer,
-    parts: Sequence[int],
-    problem: Problem,
-    seed: int,
-    device: torch.device | str,
-    batch: int,
-    report: Callable[[int], None],
-) -> None:
-    """Make parts while others draw what comes next and write what came before: a GPU would wait for both.
+def _ahead(writer: Writer, parts: Sequence[int], work: _Work, report: Callable[[int], None]) -> None:
+    """Make parts while threads draw what comes next and write what came before, for which a GPU would wait.
 
     All of the solving happens in the calling thread. At most one part waits to be written.
     """
-    to_draw = (some for part in parts for some in _batches(writer.indices(part), batch))
+    to_draw = (some for part in parts for some in work.batches(writer.indices(part)))
     with _threads(AHEAD) as drawers, _threads(1) as scribe:
-        drawn = deque(drawers.submit(problem.draw, some, seed) for some in itertools.islice(to_draw, AHEAD))
+        drawn = deque(drawers.submit(work.draw, some) for some in itertools.islice(to_draw, AHEAD))
 
         def solve(indices: Sequence[int]) -> Solved:
             state = drawn.popleft().result()
-            drawn.extend(drawers.submit(problem.draw, some, seed) for some in itertools.islice(to_draw, 1))
-            return _solve(problem, indices, seed, device, state)
+            drawn.extend(drawers.submit(work.draw, some) for some in itertools.islice(to_draw, 1))
+            return work.solve(indices, state)
 
         waiting: tuple[Future[None], int] | None = None
+
+        def finish() -> None:
+            if waiting is not None:
+                waiting[0].result()  # or what went wrong
+                report(waiting[1])
+
         for part in parts:
-            samples, redrawn, last = _solved(writer.indices(part), batch, solve, report)
-            _reported_when_written(waiting, report)
+            samples, redrawn, last = _solved(work.batches(writer.indices(part)), solve, report)
+            finish()
             waiting = scribe.submit(writer.write, part, samples, redrawn), last
-        _reported_when_written(waiting, report)
-
-
-def _reported_when_written(waiting: tuple[Future[None], int] | None, report: Callable[[int], None]) -> None:
-    """Wait for a part to be written, or for what went wrong, and report its last samples."""
-    if waiting is not None:
-        waiting[0].result()
-        report(waiting[1])
+        finish()
 
 
 @contextlib.contextmanager
@@ -274,42 +303,8 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _solve(
-    problem: Problem,
-    indices: Sequence[int],
-    seed: int,
-    device: torch.device | str,
-    state: dict[str, Tensor] | None = None,
-) -> Solved:
-    """Samples, and (index, attempt) of those whose first draws diverged.
-
-    A batch with a bad sample is solved again one by one: which of them are redrawn, and as what, must not
-    depend on who was in the batch. What was drawn already may be given.
-    """
-    try:
-        return problem.samples(indices, seed, device) if state is None else problem.solved(state, device), []
-    except SolverDiverged:
-        solved = [_solve_one(problem, index, seed, device) for index in indices]
-    redrawn = [(i, attempt) for i, (_, attempt) in zip(indices, solved, strict=True) if attempt]
-    return [sample for sample, _ in solved], redrawn
-
-
-def _solve_one(problem: Problem, index: int, seed: int, device: torch.device | str) -> tuple[Sample, int]:
-    last: SolverDiverged | None = None
-    for attempt in range(ATTEMPTS + 1):
-        try:
-            return problem.samples([index + attempt * STRIDE], seed, device)[0], attempt
-        except SolverDiverged as error:
-            last = error
-    raise InputError(
-        "settings of the problem that its solver can solve",
-        f"{ATTEMPTS + 1} draws of sample {index} that diverged ({last})",
-        "More time steps or a coarser grid may help",
-    ) from last
-
-
 def _processes(workers: int | None, parts: int) -> int:
-    """How many processes to start for so many parts; a process takes seconds to start."""
+    """The number of processes that make `parts` parts; a process takes seconds to start."""
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return workers if parts >= 2 * workers else 1
@@ -317,13 +312,13 @@ def _processes(workers: int | None, parts: int) -> int:
 
 
 def _in_processes(
-    processes: int, writer: Writer, todo: Sequence[int], work: tuple[Problem, int, int], report: Callable[[int], None]
+    processes: int, writer: Writer, todo: Sequence[int], work: _Work, report: Callable[[int], None]
 ) -> None:
     """Make parts in several processes of one thread each; an error of one ends all, and whole parts stay."""
     context = multiprocessing.get_context("spawn")  # a forked process would share the threads of torch
     failures = context.SimpleQueue()
     team = [
-        context.Process(target=_worker, args=(writer, todo[i::processes], *work, failures, os.getpid()), daemon=True)
+        context.Process(target=_worker, args=(writer, todo[i::processes], work, failures, os.getpid()), daemon=True)
         for i in range(processes)
     ]
     waiting = set(todo)
@@ -358,16 +353,13 @@ def _in_processes(
         )
 
 
-def _worker(
-    writer: Writer, parts: Sequence[int], problem: Problem, seed: int, batch: int, failures: Any, parent: int
-) -> None:
+def _worker(writer: Writer, parts: Sequence[int], work: _Work, failures: Any, parent: int) -> None:
     """The main function of one process."""
     stop_with_parent(parent)
     torch.set_num_threads(1)
     try:
         with torch.no_grad():
-            for part in parts:
-                _make(writer, problem, part, seed, "cpu", batch, lambda _: None)
+            _make(writer, parts, work, lambda _: None)
     except KeyboardInterrupt:
         pass  # the parent says it
     except Exception as error:  # any error at all must reach the parent
@@ -376,58 +368,29 @@ def _worker(
 
 @contextlib.contextmanager
 def _reported(progress: Progress | None, done: int, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be told how many more samples are done."""
-    start, begun, state = time.monotonic(), done, {"done": done}
+    """Yields a function to be told how many more samples are done: it calls `progress`, draws a bar or prints lines."""
+    start, begun = time.monotonic(), done
+    said = start
+    bar = ProgressBar("Generating", total, done) if progress is None and sys.stderr.isatty() else None
 
-    def rate() -> float:
-        return (state["done"] - begun) / max(time.monotonic() - start, 1e-9)
-
-    with contextlib.ExitStack() as stack:
-        show: Progress
-        if progress is not None:
-            show = progress
-        elif sys.stderr.isatty():
-            show = stack.enter_context(_bar(done, total, rate))
-        else:
-            show = _lines(rate)
-
-        def report(more: int) -> None:
-            state["done"] += more
-            show(state["done"], total)
-
-        if done < total:
-            show(done, total)
-        yield report
-
-
-@contextlib.contextmanager
-def _bar(done: int, total: int, rate: Callable[[], float]) -> Iterator[Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("Generating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total, completed=done, rate="")
-        yield lambda done, total: bar.update(task, completed=done, rate=f"{rate():.1f} samples/s")
-
-
-def _lines(rate: Callable[[], float], every: float = 10.0) -> Progress:
-    last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
+    def report(more: int) -> None:
+        nonlocal done, said
+        done += more
         now = time.monotonic()
-        if now - last < every and done < total:
-            return
-        last = now
-        speed = rate()
-        left = f", {(total - done) / speed:.0f} s left" if speed > 0 and done < total else ""
-        print(f"Generated {done} of {total} samples, {speed:.1f} samples/s{left}", file=sys.stderr, flush=True)
+        rate = (done - begun) / max(now - start, 1e-9)
+        if progress is not None:
+            progress(done, total)
+        elif bar is not None:
+            bar.show(done, f"{rate:.1f} samples/s")
+        elif now - said >= LINE_SECONDS or done == total:
+            said = now
+            left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
+            say(f"Generated {done} of {total} samples, {rate:.1f} samples/s{left}")
 
-    return show
+    try:
+        if done < total:
+            report(0)
+        yield report
+    finally:
+        if bar is not None:
+            bar.close()

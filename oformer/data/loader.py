@@ -11,21 +11,24 @@ their size. Sizes may be rounded up, so that few shapes of batch occur and each 
 """
 
 import dataclasses
+import functools
+import itertools
 import math
-import threading
-from collections.abc import Callable, Iterator
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
-from oformer.fields import Batch, Field, Sample, collate
-from oformer.nn.rotary import once_per_grid
+from oformer.fields import Batch, Sample, collate
+from oformer.nn.shared_grids import once_per_grid
 from oformer.seeds import numpy_generator
 
 WINDOW = 50  # batches sorted by size together: enough to find like ones, few enough to stay random
@@ -34,6 +37,8 @@ GPU_SHARE = 0.4  # of the free memory
 SIZES = 4  # so many sizes of batch at most where `few_sizes` says what to round to
 UNIT = 32  # points that a GPU computes together
 Points = tuple[int, int]  # of the input and of the queries
+# Of the first tensors of `Sample.tensors`: whose points they have, the input's (0) or the queries' (1), and the axis.
+_POINTS = ((0, -2), (0, -2), (0, -1), (1, -2), (1, -2), (1, -1), (1, -2))
 _DRAWS = 0x10AD  # keeps these draws apart from those of problems, which are seeded by (seed, index)
 
 
@@ -86,21 +91,21 @@ class Loader:
         self._seed, self._rank, self._world, self._shuffle = seed, rank, world, shuffle
         self._prefetch = max(1, prefetch)
         self._orders: dict[int, np.ndarray] = {}
-        self._active: set[_Ahead] = set()
+        self._threads: set[ThreadPoolExecutor] = set()  # one for each open stream
         sizes = dataset.sizes()
         even = (sizes == sizes[0]).all(0)
         self._sizes = None if even.all() else sizes.sum(1)
         # Of each sample alone; a batch has the largest of its own. Queries on a whole grid stay a whole grid.
         self._points = np.where(even, sizes, _rounded_up(sizes, round_to))
-        self._stack: _Stack | None = None
+        self._resident: _Resident | None = None
         if resident is not False:
             limit = math.inf if resident is True else _budget(self.device) if budget is None else budget
-            self._stack = _Stack.of(dataset, self.device, limit, _largest(self._points))
+            self._resident = _Resident.of(dataset, self.device, limit, _largest(self._points))
 
     @property
     def resident(self) -> bool:
         """Whether all samples are kept on the device."""
-        return self._stack is not None
+        return self._resident is not None
 
     def __len__(self) -> int:
         """Batches in a pass over the dataset, the last one maybe short."""
@@ -146,9 +151,9 @@ class Loader:
         return np.concatenate(list(self._epoch_slices()))
 
     def close(self) -> None:
-        """Stop the threads; streams that are still open end."""
-        for ahead in list(self._active):
-            ahead.close()
+        """Stop the threads; streams that are still open give the batches that are ready, and end."""
+        while self._threads:
+            self._threads.pop().shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Loader":
         return self
@@ -167,7 +172,7 @@ class Loader:
     def _order(self, epoch: int) -> np.ndarray:
         order = self._orders.get(epoch)
         if order is None:
-            if len(self._orders) > 3:  # the present epoch and the next, for the caller and for the thread
+            if len(self._orders) > 3:  # the present epoch and the next
                 self._orders = {}
             order = self._orders[epoch] = self._drawn_order(epoch)
         return order
@@ -190,175 +195,123 @@ class Loader:
 
     def _make(self, indices: np.ndarray) -> Batch:
         points = _largest(self._points[indices])
-        if self._stack is not None:
-            return self._stack.gather(indices, points)
+        if self._resident is not None:
+            return self._resident.gather(indices, points)
         batch = padded(collate([self.dataset[int(i)] for i in indices]), points)
         return _moved(dataclasses.replace(batch, query=batch.query.sharing(batch.input)), self.device)
 
     def _batches(self, pieces: Iterator[np.ndarray]) -> Iterator[Batch]:
-        if self._stack is not None:
+        if self._resident is not None:
             yield from map(self._make, pieces)
             return
-        ahead = _Ahead(self._make, pieces, self._prefetch)
-        self._active.add(ahead)
+        thread = ThreadPoolExecutor(1, "oformer-loader")
+        self._threads.add(thread)
         try:
-            yield from ahead
+            ahead = deque(thread.submit(self._make, piece) for piece in itertools.islice(pieces, self._prefetch))
+            while ahead and not (first := ahead.popleft()).cancelled():
+                batch = first.result()
+                if thread in self._threads:
+                    ahead.extend(thread.submit(self._make, piece) for piece in itertools.islice(pieces, 1))
+                yield batch
         finally:
-            ahead.close()
-            self._active.discard(ahead)
+            thread.shutdown(cancel_futures=True)
+            self._threads.discard(thread)
 
 
-class _Ahead:
-    """Prepares batches in one thread, a few ahead of who takes them."""
+class _Resident:
+    """All samples of a dataset on a device, padded to one size; a tensor that all of them share is stored once."""
 
-    def __init__(self, make: Callable[[np.ndarray], Batch], pieces: Iterator[np.ndarray], depth: int):
-        self._make, self._pieces = make, pieces
-        self._ready: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
-        self._room = threading.Semaphore(depth)
-        self._stopped = False
-        self._thread = threading.Thread(target=self._work, name="oformer-loader", daemon=True)
-        self._thread.start()
+    def __init__(self, like: Batch, tensors: list[Tensor], shared: set[int], cells: list[Tensor]):
+        """Use `of`.
 
-    def _work(self) -> None:
-        try:
-            for piece in self._pieces:
-                self._room.acquire()
-                if self._stopped:
-                    break
-                self._ready.put(self._make(piece))
-        except BaseException as error:  # it belongs to whoever waits for the batch
-            self._ready.put(error)
-        self._ready.put(None)
-
-    def __iter__(self) -> Iterator[Batch]:
-        while (item := self._ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            self._room.release()
-            yield item
-
-    def close(self) -> None:
-        """Stop the thread and wait for it; safe to repeat."""
-        self._stopped = True
-        self._room.release()
-        self._thread.join()
-
-
-class _Stack:
-    """All samples of a dataset on a device, stacked and padded to one size; what they share is there once."""
-
-    def __init__(self, columns: dict[str, Tensor], shared: dict[str, Tensor], cells: list[Tensor] | None):
-        self._columns, self._shared, self._cells = columns, shared, cells
-        self._queries_are_inputs = _queries_are_inputs({**columns, **shared})
+        Args:
+            like: a batch of the same parameters.
+            tensors: those of all samples, in the order of `Batch.tensors`; of one sample where they are shared.
+            shared: which are.
+            cells: those of each sample, or none.
+        """
+        self._like, self._tensors, self._shared, self._cells = like, tensors, shared, cells
+        (inputs, _, known), (queries, _, asked) = tensors[:3], tensors[3:6]
+        same = inputs.shape == queries.shape and torch.equal(inputs, queries)
+        # A query is read off the input only where each of its points counts there.
+        self._queries_are_inputs = same and not bool(((known <= 0) & (asked > 0)).any())
 
     @classmethod
-    def of(cls, dataset: PointDataset, device: torch.device, limit: float, points: Points) -> "_Stack | None":
-        """Stack samples, or None if they take more bytes than the limit."""
-        count = len(dataset)
-        first = _columns(dataset[0])
-        full = {name: _filled(name, tensor, points) for name, tensor in first.items()}
-        shared = set(first)
+    def of(cls, dataset: PointDataset, device: torch.device, limit: float, points: Points) -> "_Resident | None":
+        """Stack all samples, or return None if they take more bytes than the limit."""
+        count, first = len(dataset), dataset[0]
+        one = padded(collate([first]), points)
+        shared = set(range(len(one.tensors))) if count > 1 else set()
         for probe in {count // 2, count - 1} - {0}:
-            shared -= _unequal(first, _columns(dataset[probe]), shared)
-        while True:  # once, unless an array that three samples share differs in a fourth
-            own = {name: t for name, t in full.items() if name not in shared or count == 1}
+            shared -= _unequal(first, dataset[probe], shared)
+        while True:  # once, unless a tensor that three samples share differs in a fourth
+            own = {i: t[0] for i, t in enumerate(one.tensors) if i not in shared}
             if sum(count * t.nbytes for t in own.values()) > limit:
                 return None
-            stacks = {name: t.new_zeros((count, *t.shape), device=device) for name, t in own.items()}
-            different, cells = cls._fill(dataset, stacks, first, shared - own.keys())
+            stacks = {i: t.new_zeros((count, *t.shape), device=device) for i, t in own.items()}
+            different, cells = cls._fill(dataset, stacks, first, shared)
             if not different:
-                common = {name: full[name].to(device) for name in shared - own.keys()}
-                return cls(stacks, common, cells if len(cells) == count else None)
+                tensors = [stacks[i] if i in stacks else t.to(device) for i, t in enumerate(one.tensors)]
+                return cls(one, tensors, shared, cells if len(cells) == count else [])
             shared -= different
 
     @staticmethod
     def _fill(
-        dataset: PointDataset, stacks: dict[str, Tensor], first: dict[str, Tensor], shared: set[str]
-    ) -> tuple[set[str], list[Tensor]]:
-        """Fill the stacks; returns what turned out not to be shared, and the cells."""
+        dataset: PointDataset, stacks: dict[int, Tensor], first: Sample, shared: set[int]
+    ) -> tuple[set[int], list[Tensor]]:
+        """Fill the stacks; returns which tensors turned out not to be shared, and the cells."""
         count, chunk, cells = len(dataset), 64, []
         for start in range(0, count, chunk):
             samples = [dataset[i] for i in range(start, min(start + chunk, count))]
             for sample in samples:
-                if different := _unequal(first, _columns(sample), shared):
+                if different := _unequal(first, sample, shared):
                     return different, []
-            together = _columns(collate(samples))
-            for name, stack in stacks.items():
-                part = stack[start : start + len(samples)]
-                part[tuple(slice(n) for n in together[name].shape)] = together[name].to(stack.device)
+            together = collate([dataclasses.replace(first, cells=None), *samples]).tensors
+            for i, stack in stacks.items():
+                part, new = stack[start : start + len(samples)], together[i][1:]
+                part[tuple(slice(n) for n in new.shape)] = new.to(stack.device)
             cells += [sample.cells[0] for sample in samples if sample.cells]
         return set(), cells
 
     def gather(self, indices: np.ndarray, points: Points) -> Batch:
-        """The batch of some samples, with so many points."""
-        size = len(indices)
-        columns = {name: t.expand(size, *t.shape) for name, t in self._shared.items()}
-        if self._columns:
-            device = next(iter(self._columns.values())).device
-            rows = torch.from_numpy(indices)
-            rows = rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
-            columns |= {name: _cut(name, t, points).index_select(0, rows) for name, t in self._columns.items()}
+        """The batch of some samples, cut to a number of input points and of queries."""
+        rows, device = torch.from_numpy(indices), self._tensors[0].device
+        rows = rows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else rows.to(device)
+
+        def gathered(number: int, tensor: Tensor) -> Tensor:
+            if number in self._shared:
+                return tensor.expand(len(indices), *tensor.shape[1:])
+            if number < len(_POINTS):
+                which, axis = _POINTS[number]
+                tensor = tensor.narrow(axis, 0, points[which])
+            return tensor.index_select(0, rows)
+
+        batch = self._like.with_tensors([gathered(i, t) for i, t in enumerate(self._tensors)])
         if self._queries_are_inputs and points[0] == points[1]:
-            columns["query.coords"] = columns["input.coords"]
-        return _batch_of(columns, tuple(self._cells[int(i)] for i in indices) if self._cells else None)
+            batch = dataclasses.replace(batch, query=dataclasses.replace(batch.query, coords=batch.input.coords))
+        return dataclasses.replace(batch, cells=tuple(self._cells[int(i)] for i in indices) if self._cells else None)
 
 
 def few_sizes(dataset: PointDataset) -> int:
-    """What to round the sizes of samples up to, so that batches come in about `SIZES` of them."""
+    """The multiple that sizes of samples are rounded up to, so that batches have about `SIZES` different sizes."""
     sizes = dataset.sizes()
     spread = int((sizes.max(0) - sizes.min(0)).max())
     return max(UNIT, _rounded_up(-(-spread // SIZES), UNIT))
 
 
 def padded(batch: Batch, points: Points) -> Batch:
-    """The batch with so many input points and queries, at least those it has; the new ones weigh nothing."""
-    columns = _columns(batch)
-    longer = {name: once_per_grid(lambda t, n=name: _filled(n, t, points), t) for name, t in columns.items()}
-    return _batch_of(longer, batch.cells)
+    """The batch with the given numbers of input points and queries, at least those it has; the new ones weigh zero."""
 
+    def longer(tensor: Tensor, which: int, axis: int) -> Tensor:
+        missing = points[which] - tensor.shape[axis]
+        if missing == 0:
+            return tensor
+        return F.pad(tensor, (0, missing) if axis == -1 else (0, 0, 0, missing))
 
-def _columns(sample: Sample) -> dict[str, Tensor]:
-    fields = {"input": sample.input, "query": sample.query}
-    parts = {f"{role}.{name}": t for role, field in fields.items() for name, t in vars(field).items()}
-    return {**parts, "target": sample.target, **{f"parameters.{n}": t for n, t in sample.parameters.items()}}
-
-
-def _batch_of(columns: dict[str, Tensor], cells: tuple[Tensor, ...] | None) -> Batch:
-    return Batch(
-        input=Field(columns["input.coords"], columns["input.values"], columns["input.weights"]),
-        query=Field(columns["query.coords"], columns["query.values"], columns["query.weights"]),
-        target=columns["target"],
-        parameters={n.removeprefix("parameters."): t for n, t in columns.items() if n.startswith("parameters.")},
-        cells=cells,
-    )
-
-
-def _queries_are_inputs(columns: dict[str, Tensor]) -> bool:
-    """Whether all samples are asked for at their input points, each of which counts as input."""
-    i, q = columns["input.coords"], columns["query.coords"]
-    known, asked = columns["input.weights"] > 0, columns["query.weights"] > 0
-    return i.shape == q.shape and torch.equal(i, q) and known.shape == asked.shape and bool((known | ~asked).all())
-
-
-def _place(name: str) -> tuple[int, int] | None:
-    """Which of the two counts of points a column has, and along which axis; None where it has none."""
-    if name.startswith("parameters."):
-        return None
-    return int(not name.startswith("input.")), -1 if name.endswith(".weights") else -2
-
-
-def _filled(name: str, tensor: Tensor, points: Points) -> Tensor:
-    """A column with zeros after its points, up to so many."""
-    if (place := _place(name)) is None or tensor.shape[place[1]] == points[place[0]]:
-        return tensor
-    missing = list(tensor.shape)
-    missing[place[1]] = points[place[0]] - tensor.shape[place[1]]
-    return torch.cat([tensor, tensor.new_zeros(missing)], place[1])
-
-
-def _cut(name: str, tensor: Tensor, points: Points) -> Tensor:
-    """A column with so many of its points."""
-    return tensor if (place := _place(name)) is None else tensor.narrow(place[1], 0, points[place[0]])
+    tensors = list(batch.tensors)
+    for i, place in enumerate(_POINTS):
+        tensors[i] = once_per_grid(functools.partial(longer, which=place[0], axis=place[1]), tensors[i])
+    return batch.with_tensors(tensors)
 
 
 def _largest(sizes: np.ndarray) -> Points:
@@ -370,8 +323,10 @@ def _rounded_up(number, multiple: int):
     return -(-number // multiple) * multiple
 
 
-def _unequal(a: dict[str, Tensor], b: dict[str, Tensor], names: set[str]) -> set[str]:
-    return {name for name in names if a[name] is not b[name] and not torch.equal(a[name], b[name])}
+def _unequal(a: Sample, b: Sample, numbers: set[int]) -> set[int]:
+    """Which of these tensors of two samples differ."""
+    ours, theirs = a.tensors, (*b.tensors[: len(_POINTS)], *(b.parameters[name] for name in a.parameters))
+    return {i for i in numbers if ours[i] is not theirs[i] and not torch.equal(ours[i], theirs[i])}
 
 
 def _budget(device: torch.device) -> float:
@@ -381,14 +336,11 @@ def _budget(device: torch.device) -> float:
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
-    """A batch from the CPU on the device; what its samples share travels once and stays expanded."""
+    """A batch copied from the CPU to the device; a grid that its samples share is copied once and stays shared."""
     if device.type == "cpu":
         return batch
 
     def move(tensor: Tensor) -> Tensor:
-        one = tensor[:1] if tensor.shape[0] > 1 and tensor.stride(0) == 0 else tensor
-        if device.type == "cuda":
-            one = one.pin_memory()
-        return one.to(device, non_blocking=True).expand(tensor.shape)
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
-    return batch.each(move)
+    return batch.map(move)

@@ -1,7 +1,6 @@
-"""What `dataset.json` and the README of a dataset say."""
+"""The content of `dataset.json`, and the README of a dataset."""
 
 import dataclasses
-import importlib.metadata
 import json
 import math
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from oformer import config, files
-from oformer.data.layout import Storage
+from oformer import __version__, config, files
+from oformer.data.part_file import Storage
 from oformer.errors import InputError
 from oformer.fields import Card, Spec
 from oformer.statistics import Statistics
@@ -45,7 +44,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `dataset.json` says, besides the format and the problem's own settings."""
+    """The content of `dataset.json`, besides the format and the problem's own settings."""
 
     complete: bool
     card: Card
@@ -74,55 +73,42 @@ class Manifest:
     def place(self, part: int) -> tuple[str, int, int]:
         """The file of a part, its first sample, and how many it has."""
         indices = self.indices(part)
-        return part_file(part), indices.start, len(indices)
+        return part_path(Path(), part).as_posix(), indices.start, len(indices)
+
+    @property
+    def files(self) -> list["Part | Shared"]:
+        """All files with arrays, in the order of the checksum."""
+        return [*([self.shared] if self.shared else []), *self.parts]
 
     @property
     def part_count(self) -> int:
-        """How many parts the whole dataset has."""
+        """The number of parts of the whole dataset."""
         return -(-self.count // self.part_size)
 
     @property
     def least_bytes(self) -> int:
-        """What a sample takes in its part at least: its offset, its targets on the grid, and one input point."""
+        """The fewest bytes of a sample in its part: its offset, its targets on the grid, and one input point."""
         spec, size = self.spec, np.dtype(self.storage).itemsize
         targets = math.prod(spec.grid or ()) * spec.out_times * spec.out_channels
         return 8 + size * (targets + spec.in_times * spec.in_channels)
 
 
-def part_file(number: int) -> str:
-    """The file of a part, from the folder of its dataset."""
-    return f"parts/part-{number:05d}.safetensors"
-
-
-def _writer_name() -> str:
-    try:
-        return f"oformer {importlib.metadata.version('oformer')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "oformer, from a checkout"
+def part_path(folder: Path, number: int) -> Path:
+    """The file of a part of the dataset in a folder."""
+    return folder / f"parts/part-{number:05d}.safetensors"
 
 
 def write_manifest(folder: Path, manifest: Manifest, problem: dict[str, Any] | None) -> None:
     """Write `dataset.json`; without a time or a place, so that equal datasets have equal files."""
     content = {k: v for k, v in config.to_json(manifest).items() if k != "type"}
-    head = {"format": FORMAT, "version": VERSION, "written_by": _writer_name()}
+    head = {"format": FORMAT, "version": VERSION, "written_by": f"oformer {__version__}"}
     files.write_json(folder / SIDECAR, {**head, "problem": problem, **content})
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, dict[str, Any] | None]:
-    """What `dataset.json` says, and the settings of the problem."""
+    """Read `dataset.json`: the manifest, and the settings of the problem."""
     path = folder / SIDECAR
-    content = files.read_json(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InputError(f"`format: {FORMAT}` in {path}", "something foreign", "Check the path")
-    version = content.get("version")
-    if type(version) is not int or version < 1:
-        raise InputError(f"the version of the format in {path}", repr(version), "The file is damaged or foreign")
-    if version > VERSION:
-        raise InputError(
-            f"a dataset of format version {VERSION} or older in {folder}",
-            f"version {version}, written by {content.get('written_by', 'an unknown program')}",
-            "Upgrade: `pip install --upgrade oformer`",
-        )
+    content = files.read_versioned(path, FORMAT, VERSION)
     head = ("format", "version", "written_by", "problem")
     rest = {key: value for key, value in content.items() if key not in head}
     problem = content.get("problem")
@@ -146,6 +132,12 @@ def readme(manifest: Manifest, problem: dict[str, Any] | None) -> str:
         for role, times, channels, names, s in roles
         for c in range(channels)
     ]
+    remarks = []
+    if manifest.rounding:
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in manifest.rounding.items())
+        remarks += ["", f"Stored in float16; largest relative error of a sample by that: {errors}."]
+    if manifest.redrawn:
+        remarks += ["", f"{len(manifest.redrawn)} samples were drawn anew, as the solver diverged at first."]
     splits = ", ".join(f"{name}: {end - first} (from {first})" for name, (first, end) in manifest.splits.items())
     lines = [
         f"# {card.title}",
@@ -163,7 +155,7 @@ def readme(manifest: Manifest, problem: dict[str, Any] | None) -> str:
         "",
         f"Seed {manifest.seed}, with the settings" if problem else "From samples that were given.",
         *(["", "```json", json.dumps(problem, indent=2), "```"] if problem else []),
-        *_remarks(manifest),
+        *remarks,
         "",
         "## How to read it",
         "",
@@ -176,19 +168,6 @@ def readme(manifest: Manifest, problem: dict[str, Any] | None) -> str:
         "`dataset.json` holds the SHA-256 of every file; `Store.open(folder).verify()` recomputes them.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _remarks(manifest: Manifest) -> list[str]:
-    lines = []
-    if manifest.rounding:
-        errors = ", ".join(f"{name} {error:.1e}" for name, error in manifest.rounding.items())
-        lines += ["", f"Stored in float16; largest relative error of a sample by that: {errors}."]
-    if manifest.redrawn:
-        lines += [
-            "",
-            f"{len(manifest.redrawn)} samples were drawn anew, as the solver diverged at first.",
-        ]
-    return lines
 
 
 def refuse_other(folder: Path, old: tuple[Manifest, Any], new: tuple[Manifest, Any]) -> None:

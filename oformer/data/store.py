@@ -15,32 +15,32 @@ from jaxtyping import Int
 from torch import Tensor
 
 from oformer import files
-from oformer.data.arrays import check_codes
-from oformer.data.layout import (
-    AGAIN,
-    Storage,
-    contradiction,
-    largest_rounding,
-    pack,
-    shared_arrays,
-    shared_contradiction,
-    tensor_of,
-    unpack,
-)
+from oformer.checks import check_sample
 from oformer.data.manifest import (
     SIDECAR,
     Manifest,
     Part,
     Shared,
     Splits,
-    part_file,
+    part_path,
     read_manifest,
     readme,
     refuse_other,
     write_manifest,
 )
+from oformer.data.part_file import (
+    AGAIN,
+    Storage,
+    check_part,
+    check_shared,
+    largest_rounding,
+    pack,
+    shared_arrays,
+    tensor_of,
+    unpack,
+)
 from oformer.errors import InputError
-from oformer.fields import Card, Sample, Spec, check_finite, check_sample
+from oformer.fields import Card, Sample, Spec
 from oformer.statistics import Statistics, measure
 
 SHARED = "shared.safetensors"
@@ -65,9 +65,7 @@ class Store:
     @property
     def checksum(self) -> str:
         """SHA-256 over those of its files, in their order."""
-        shared = self.manifest.shared
-        records = [*([shared] if shared else []), *self.manifest.parts]
-        return hashlib.sha256("".join(record.sha256 for record in records).encode()).hexdigest()
+        return hashlib.sha256("".join(record.sha256 for record in self.manifest.files).encode()).hexdigest()
 
     @staticmethod
     def create(
@@ -124,7 +122,7 @@ class Store:
             raise InputError(f"a dataset in {folder}", f"a folder without {SIDECAR}", "Check the path")
         manifest, problem = read_manifest(folder)
         if not manifest.complete:
-            missing = manifest.part_count - Writer(folder, manifest, problem).written()
+            missing = manifest.part_count - len(Writer(folder, manifest, problem).written())
             raise InputError(
                 f"a complete dataset in {folder}",
                 f"one with {missing} of {manifest.part_count} parts missing"
@@ -152,18 +150,18 @@ class Store:
 
     @property
     def statistics(self) -> Statistics | None:
-        """Of the training split; None where there is none."""
+        """Statistics of the training split; None where there is no such split."""
         return self.manifest.statistics
 
     def verify(self) -> None:
         """Recompute all checksums; a file that is not as it was written is an error."""
-        for record in _files(self.manifest):
+        for record in self.manifest.files:
             path = self.folder / record.file
             if files.sha256(path) != record.sha256:
                 raise InputError(f"checksum {record.sha256[:12]}… of {path}", "another: it was changed", AGAIN)
 
     def sizes(self) -> Int[np.ndarray, "samples 2"]:
-        """How many input points and queries each sample has, without reading any."""
+        """The numbers of input points and of queries of each sample, from the offsets alone."""
         counts = []
         for number in range(self.manifest.part_count):
             part = self._part(number)
@@ -182,7 +180,7 @@ class Store:
         number, row = divmod(index, self.manifest.part_size)
         sample = unpack(self._part(number), row, self._common()[1])
         if index not in self._checked:
-            _check(index, sample, self.manifest.spec, f" of {part_path(self.folder, number)}")
+            check_sample(sample, self.spec, f"sample {index} of {part_path(self.folder, number)}")
             self._checked.add(index)
         return sample
 
@@ -202,8 +200,7 @@ class Store:
             manifest, path = self.manifest, part_path(self.folder, number)
             part = files.map_arrays(path)
             first, shared = part if number == 0 else self._part(0), self._common()[0]
-            count = len(manifest.indices(number))
-            _refuse(path, contradiction(part, shared, first, count, manifest.spec, manifest.storage))
+            check_part(path, part, shared, first, len(manifest.indices(number)), manifest.spec, manifest.storage)
             self._parts[number] = part
         return part
 
@@ -211,7 +208,7 @@ class Store:
         if self._shared is None:
             path = self.folder / SHARED
             arrays = files.map_arrays(path)
-            _refuse(path, shared_contradiction(arrays, self.manifest.spec, self.manifest.storage))
+            check_shared(path, arrays, self.manifest.spec, self.manifest.storage)
             self._shared = arrays, {name: tensor_of(name, array) for name, array in arrays.items()}
         return self._shared
 
@@ -225,7 +222,7 @@ class Writer:
 
     @property
     def parts(self) -> int:
-        """How many parts the whole dataset has."""
+        """The number of parts of the whole dataset."""
         return self.manifest.part_count
 
     @property
@@ -239,21 +236,19 @@ class Writer:
 
     def missing(self) -> list[int]:
         """The parts that are not there or cut short."""
-        return [number for number in range(self.parts) if not self.has(number)]
+        written = self.written()
+        return [number for number in range(self.parts) if number not in written]
 
-    def written(self) -> int:
-        """How many parts are there and not cut short, of however many."""
-        numbers = (path.stem.removeprefix("part-") for path in part_path(self.folder, 0).parent.glob("part-*"))
-        return sum(self.has(int(n)) for n in numbers if n.isdecimal() and int(n) < self.parts)
-
-    def has(self, part: int) -> bool:
-        """Whether a part is there, and as long as it says."""
-        return _readable(part_path(self.folder, part))
+    def written(self) -> set[int]:
+        """The parts that are there and not cut short; costs a look at each file, whatever the number of parts."""
+        found = (path.stem.removeprefix("part-") for path in part_path(self.folder, 0).parent.glob("part-*"))
+        numbers = {int(number) for number in found if number.isdecimal() and int(number) < self.parts}
+        return {number for number in numbers if _readable(part_path(self.folder, number))}
 
     def share(self, first: Sample) -> None:
         """Write what parts may leave out, being that of sample 0."""
         if not self.ready:
-            _check(0, first, self.manifest.spec)
+            check_sample(first, self.manifest.spec, "sample 0")
             files.save_arrays(self.folder / SHARED, shared_arrays(first, self.manifest.storage))
 
     def write(self, part: int, samples: Sequence[Sample], redrawn: Sequence[tuple[int, int]] = ()) -> None:
@@ -268,7 +263,7 @@ class Writer:
         if len(samples) != len(indices):
             raise InputError(f"{len(indices)} samples in part {part}", str(len(samples)))
         for index, sample in zip(indices, samples, strict=True):
-            _check(index, sample, self.manifest.spec)
+            check_sample(sample, self.manifest.spec, f"sample {index}")
         if part == 0:
             self.share(samples[0])
         if not self.ready:
@@ -296,45 +291,15 @@ class Writer:
             rounding=largest_rounding(contents),
             redrawn=tuple((int(i), int(a)) for part in contents for i, a in part["redrawn"]),
             shared=Shared(SHARED, path.stat().st_size, files.sha256(path)),
-            parts=tuple(self._record(number) for number in range(self.parts)),
+            parts=tuple(
+                Part(*self.manifest.place(number), file.stat().st_size, files.sha256(file))
+                for number in range(self.parts)
+                for file in [part_path(self.folder, number)]
+            ),
         )
         files.write_text(self.folder / "README.md", readme(manifest, self._problem))
         write_manifest(self.folder, manifest, self._problem)
         return Store.open(self.folder)
-
-    def _record(self, number: int) -> Part:
-        path = part_path(self.folder, number)
-        return Part(*self.manifest.place(number), path.stat().st_size, files.sha256(path))
-
-
-def _check(index: int, sample: Sample, spec: Spec, of: str = "") -> None:
-    """Refuse a sample that no model can use, when it is written and when it is first read."""
-    where = f"sample {index}{of}"
-    check_sample(sample, spec, where)
-    check_grid(sample, spec, where)
-    check_codes(f"the input of {where}", sample.input.values, spec.in_categories)
-    check_codes(f"the query of {where}", sample.query.values, spec.query_categories)
-    for name, value in sample.parameters.items():
-        check_finite(f"{where}, parameter {name}", value)
-
-
-def _refuse(path: Path, wrong: tuple[str, str] | None) -> None:
-    if wrong is not None:
-        raise InputError(f"{wrong[0]} in {path}", wrong[1], f"Delete it. {AGAIN}")
-
-
-def check_grid(sample: Sample, spec: Spec, where: str) -> None:
-    """Refuse queries that cannot be the grid which the spec speaks of."""
-    if spec.grid is not None and sample.query.points != int(np.prod(spec.grid)):
-        raise InputError(
-            f"the {int(np.prod(spec.grid))} queries of the grid {spec.grid} in `{where}`",
-            str(sample.query.points),
-            "Give the points of the whole grid, row by row, or no grid",
-        )
-
-
-def _files(manifest: Manifest) -> list[Part | Shared]:
-    return [*([manifest.shared] if manifest.shared else []), *manifest.parts]
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
@@ -354,7 +319,7 @@ def _check_sizes(folder: Path, manifest: Manifest) -> None:
                 f"{record.bytes} for {record.count} in {record.file}",
                 AGAIN,
             )
-    for record in _files(manifest):
+    for record in manifest.files:
         path = folder / record.file
         size = path.stat().st_size if path.exists() else None
         if size != record.bytes:
@@ -367,8 +332,3 @@ def _readable(path: Path) -> bool:
     except InputError:
         return False
     return True
-
-
-def part_path(folder: Path, number: int) -> Path:
-    """The file of a part."""
-    return folder / part_file(number)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from oformer.errors import InputError
-from oformer.meshes.triangles import Mesh, no_circles
+from oformer.meshes.triangles import Mesh
 
 Size = Callable[[np.ndarray], np.ndarray]  # points (n, 2) to the wished length of edges there, (n,)
 
@@ -53,7 +53,7 @@ def fill(
         points=torch.from_numpy(points),
         triangles=torch.from_numpy(triangles),
         marks=torch.from_numpy(mark),
-        circles=torch.tensor(list(circles), dtype=torch.float64) if circles else no_circles(),
+        circles=torch.tensor(list(circles), dtype=torch.float64).reshape(len(circles), 3),
     )
     ahead = torch.cat([torch.arange(len(loop)).roll(-1) + start for loop, start in zip(loops, offsets, strict=True)])
     wished = torch.stack([torch.arange(len(fixed)), ahead], 1)

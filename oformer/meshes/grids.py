@@ -11,8 +11,7 @@ from oformer.errors import InputError
 
 def periodic_grid(points: tuple[int, ...], periods: tuple[float, ...]) -> Float[Tensor, "points dim"]:
     """Points j/n of each period, the end not repeated; row-major, the last axis fastest."""
-    axes = [torch.arange(n, dtype=torch.float64) * (p / n) for n, p in zip(points, periods, strict=True)]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+    return _grid([torch.arange(n, dtype=torch.float64) * (p / n) for n, p in zip(points, periods, strict=True)])
 
 
 def thinning(full: tuple[int, ...], wanted: tuple[int, ...], periodic: bool) -> tuple[int, ...]:
@@ -71,7 +70,10 @@ def line_weights(
 
 def cell_grid(cells: tuple[int, ...], lengths: tuple[float, ...]) -> Float[Tensor, "points dim"]:
     """The centers (i + 1/2)/n of the cells of a box, none on its border; row-major, the last axis fastest."""
-    axes = [(torch.arange(n, dtype=torch.float64) + 0.5) * (p / n) for n, p in zip(cells, lengths, strict=True)]
+    return _grid([(torch.arange(n, dtype=torch.float64) + 0.5) * (p / n) for n, p in zip(cells, lengths, strict=True)])
+
+
+def _grid(axes: list[Tensor]) -> Float[Tensor, "points dim"]:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
 
 

@@ -1,26 +1,21 @@
-"""Triangle meshes of the plane: what they are made of, how they weigh their points, and whether they can be trusted.
+"""Triangle meshes of the plane: what they are made of, and whether they can be trusted.
 
 Triangles run counterclockwise, so that border edges have the domain on their left. Where the border follows a circle,
 the mesh knows the circle: its points lie on it, and a solver may bend the edges between them.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from oformer.checks import check_finite
 from oformer.errors import InputError
-from oformer.fields import check_finite
 
 ON_CIRCLE = 1e-9  # how far from its circle a point on it may lie, relative to radius and place
-
-
-def no_circles() -> Float[Tensor, "0 3"]:
-    """For meshes whose border is straight."""
-    return torch.zeros(0, 3, dtype=torch.float64)
 
 
 # Compared and hashed by identity: what depends on a mesh alone is kept with it, and arrays are slow to compare.
@@ -31,7 +26,7 @@ class Mesh:
     points: Float[Tensor, "points 2"]
     triangles: Int[Tensor, "cells 3"]
     marks: Int[Tensor, "points"]  # 0 inside; what the others mean, the geometry says
-    circles: Float[Tensor, "circles 3"] = field(default_factory=no_circles)  # center x, center y, radius
+    circles: Float[Tensor, "circles 3"] = torch.zeros(0, 3, dtype=torch.float64)  # center x, center y, radius
 
     @cached_property
     def areas(self) -> Float[Tensor, "cells"]:
@@ -56,39 +51,13 @@ class Mesh:
         sides, n = self.border.sort(1).values, len(self.points)
         return torch.isin(self.edges[:, 0] * n + self.edges[:, 1], sides[:, 0] * n + sides[:, 1])
 
-    @cached_property
-    def quality(self) -> Float[Tensor, "cells"]:
-        """Twice the radius of the inscribed over that of the circumscribed circle: 1 if equilateral, 0 if flat."""
-        corners = self.points[self.triangles]
-        a, b, c = ((corners[:, i] - corners[:, j]).norm(dim=1) for i, j in ((1, 2), (2, 0), (0, 1)))
-        return (b + c - a) * (c + a - b) * (a + b - c) / (a * b * c)
-
-    def weights(self, normalized: bool = True) -> Float[Tensor, "points"]:
-        """Quadrature weights, exact for piecewise linear functions: a third of the triangles around each point.
-
-        Args:
-            normalized: sum one, as the weights of a field do; otherwise the sum is the area.
-        """
-        third = self.areas.repeat_interleave(3) / 3
-        total = torch.zeros(len(self.points), dtype=third.dtype).index_add_(0, self.triangles.flatten(), third)
-        return total / total.sum() if normalized else total
-
-    def moved(
-        self, matrix: Float[Tensor, "2 2"], center: Float[Tensor, "2"], shift: Float[Tensor, "2"] | None = None
-    ) -> "Mesh":
-        """The mesh turned or mirrored about `center`, then shifted; triangles stay counterclockwise.
-
-        Args:
-            matrix: orthogonal.
-            center: the point that turning leaves in place.
-            shift: none if left out.
-        """
+    def moved(self, matrix: Float[Tensor, "2 2"], center: Float[Tensor, "2"]) -> "Mesh":
+        """The mesh turned or mirrored by an orthogonal matrix about `center`; triangles stay counterclockwise."""
         if not torch.allclose(matrix @ matrix.mT, torch.eye(2, dtype=matrix.dtype), atol=1e-12):
             raise InputError("an orthogonal `matrix`, so that circles stay circles", str(matrix.tolist()))
 
         def move(points: Tensor) -> Tensor:
-            turned = (points - center) @ matrix.mT + center
-            return turned if shift is None else turned + shift
+            return (points - center) @ matrix.mT + center
 
         mirrored = bool(torch.linalg.det(matrix) < 0)
         return Mesh(

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from oformer.checks import check_finite
 from oformer.errors import InputError
-from oformer.fields import check_finite, uniform_weights
+from oformer.fields import uniform_weights
 from oformer.meshes.grids import line_weights
 
 TIE = 1e-4  # receivers so little farther than the nearest share with it: on a grid rounding alone would choose one

@@ -27,12 +27,11 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from oformer.errors import InputError
-from oformer.fields import Field, Spec
+from oformer.fields import Spec
 from oformer.models.base import ModelConfig
-from oformer.models.grids import GridModel
+from oformer.models.grids import LayeredGridModel
 from oformer.nn.feedforward import ACTIVATIONS, Activation, in_full
 
 
@@ -64,8 +63,8 @@ class FNOConfig(ModelConfig):
         return FNO(self, spec)
 
 
-def convolved(v: Float[Tensor, "batch *grid width"], weight: Tensor, m: int) -> Float[Tensor, "batch *grid width"]:
-    """F⁻¹(R · F v), with m modes of each sign along each axis; R has the width twice, then real and imaginary parts."""
+def convolved(v: Float[Tensor, "batch *grid width"], weight: Tensor, m: int) -> Float[Tensor, "batch *grid out"]:
+    """F⁻¹(R · F v), with m modes of each sign along each axis; R has both widths, then real and imaginary parts."""
     grid, axes = v.shape[1:-1], tuple(range(1, v.ndim - 1))
     spectrum = torch.fft.rfftn(v, dim=axes).narrow(axes[-1], 0, m)
     for axis in axes[:-1]:
@@ -81,15 +80,22 @@ def convolved(v: Float[Tensor, "batch *grid width"], weight: Tensor, m: int) -> 
 class SpectralConvolution(nn.Module):
     """A convolution with a kernel of few Fourier modes: each mode of the channels times a matrix of its own."""
 
-    def __init__(self, width: int, modes: int, axes: int):
-        """Draw the matrices of 2 modes along each axis but the last, whose other half follows: values are real."""
+    def __init__(self, width: int, modes: int, axes: int, out: int | None = None):
+        """Draw the matrices of 2 modes along each axis but the last, whose other half follows: values are real.
+
+        Args:
+            width: channels of the values that are convolved.
+            modes: frequencies 0 to modes - 1 along each axis, and their negatives.
+            axes: of the grid.
+            out: channels of the result; by default as many.
+        """
         super().__init__()
         self.modes = modes
         # Real and imaginary part last, since optimizers and files hold real numbers.
-        self.weight = nn.Parameter(torch.empty(*[2 * modes] * (axes - 1), modes, width, width, 2))
-        nn.init.uniform_(self.weight, 0, 1 / width**2)
+        self.weight = nn.Parameter(torch.empty(*[2 * modes] * (axes - 1), modes, width, out or width, 2))
+        nn.init.uniform_(self.weight, 0, 1 / (width * (out or width)))
 
-    def forward(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid width"]:
+    def forward(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid out"]:
         """Values at the same points."""
         # torch's compiler has no complex numbers, and warns of them. Not said at the definition: that takes seconds.
         run = torch.compiler.disable(convolved) if torch.compiler.is_compiling() else convolved
@@ -115,100 +121,32 @@ class FourierLayer(nn.Module):
         return v if self.activation is None else self.activation(v)
 
 
-class FNO(GridModel):
-    """The model. Works on normalized fields; `Operator` in `models/base.py` wraps it for physical units."""
+class FNO(LayeredGridModel):
+    """The model. Works on normalized fields; `Operator` in `models/operator.py` wraps it for physical units."""
 
     config: FNOConfig
 
     def __init__(self, config: FNOConfig, spec: Spec):
         """Build all layers for a problem of the given shape."""
-        super().__init__()
-        self.config, self.spec = config, spec
-        _check_problem(config, spec)
+        super().__init__(config, spec, "which transforms values to Fourier modes")
         assert spec.grid is not None
-        self.block = config.time == "block" and spec.out_times > 1
-        places = (spec.dim + self.block) if config.coords else 0
         axes = spec.dim + self.block
-        self.lift = nn.Linear(spec.in_times * spec.in_channels + places, config.width)
+        self.lift = nn.Linear(self.features, config.width)
         self.layers = nn.ModuleList(FourierLayer(config, axes, n + 1 == config.depth) for n in range(config.depth))
         self.hidden, self.values = nn.Linear(config.width, config.head), nn.Linear(config.head, spec.out_channels)
-        self._padded(spec.grid)
+        self.padded(spec.grid)
 
-    @property
-    def mixes_samples(self) -> bool:
-        """Whether in training the samples of a batch feel each other."""
-        return self.config.batch_norm
-
-    @property
-    def recomputes(self) -> bool:
-        """Yes, but for batch norms, which would count each batch twice."""
-        return not self.config.batch_norm
-
-    @property
-    def frames_per_encoding(self) -> int | None:
-        """One, where it marches: each answer is part of the next input."""
-        return 1 if self.spec.out_times > 1 and not self.block else None
-
-    def parts(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters before and after the latents."""
-        decoder = [*self.hidden.parameters(), *self.values.parameters()]
-        return {"encoder": [*self.lift.parameters(), *self.layers.parameters()], "decoder": decoder}
-
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The matrices beside the modes, and the first of the two that make values."""
-        return [p for p in [*self.layers.parameters(), self.hidden.weight] if p.ndim == 2]
-
-    def check(self, input: Field, query: Field) -> None:
-        """Refuse points that are no regular grid, a grid with fewer points than modes, and other queries."""
-        super().check(input, query)
-        self._padded(self.grid_of(input))
-
-    def encode(self, input: Field) -> Float[Tensor, "batch points *times width"]:
-        """Latents at the points of the grid, at all times where time is one of its axes."""
-        grid = self.grid_of(input)
-        padded = self._padded(grid)
-        features = input.values.permute(0, 2, 1, 3).flatten(2)
-        if self.config.coords:
-            features = torch.cat([features, input.coords.to(features.dtype)], -1)
-        if self.block:
-            features = self._over_time(features)
-        v = in_full(self.lift(features)).unflatten(1, grid)
-        sizes = v.shape[1:-1]
-        behind = [more - points for more, points in zip(padded, sizes, strict=True)]
-        # From the last axis, which is the channels, to the first: cells before it and cells behind it.
-        v = F.pad(v, (0, 0, *(cells for count in reversed(behind) for cells in (0, count))))
+    def transformed(self, v: Float[Tensor, "batch *grid width"]) -> Float[Tensor, "batch *grid width"]:
+        """Latents behind the Fourier layers."""
         for layer in self.layers:
-            v = self._sparing(layer)(v)
-        for axis, points in enumerate(sizes, 1):
-            v = v.narrow(axis, 0, points)
-        return v.flatten(1, self.spec.dim)
+            v = layer(v)
+        return v
 
-    def answer(
-        self, latents: Float[Tensor, "batch points *times width"], input: Field, query: Field, times: int | None = None
-    ) -> Float[Tensor, "batch _ points channels"]:
-        """Values at the points of the grid: of the next frame where it marches, or of the first `times` of all."""
-        self.check_queries(input, query)
-        most = self.spec.out_times if self.block else 1
-        times = most if times is None else times
-        if times > most:
-            raise InputError(
-                f"at most {most} frame(s) from one encoding by {self.name}",
-                f"times={times}",
-                "It predicts a block of frames as long as in training" if self.block else "Call the Operator around it",
-            )
-        values = self.values(ACTIVATIONS[self.config.activation](self.hidden(latents)))
-        return values.movedim(2, 1)[:, :times] if self.block else values.unsqueeze(1)
+    def activated(self, hidden: Tensor) -> Tensor:
+        """The activation between the two layers that make values."""
+        return ACTIVATIONS[self.config.activation](hidden)
 
-    def _over_time(self, features: Float[Tensor, "batch points numbers"]) -> Float[Tensor, "batch points times more"]:
-        """The features of a point at each time of training, and the time as a fraction of the last."""
-        times = self.spec.out_times
-        features = features.unsqueeze(2).expand(-1, -1, times, -1)
-        if not self.config.coords:
-            return features
-        time = torch.arange(1, times + 1, dtype=features.dtype, device=features.device) / times
-        return torch.cat([features, time[:, None].expand(*features.shape[:-1], 1)], -1)
-
-    def _padded(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def padded(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """The cells along each axis with padding, refused where they are too few for the modes."""
         padding, periodic = self.config.padding, self.spec.periods is not None
         sizes = tuple(points + (0 if periodic else padding) for points in grid)
@@ -221,25 +159,3 @@ class FNO(GridModel):
                 "Give the input on a finer grid, or train with fewer modes",
             )
         return sizes
-
-
-def _check_problem(config: FNOConfig, spec: Spec) -> None:
-    """Refuse problems that the published model has no place for."""
-    if spec.grid is None:
-        raise InputError(
-            "a problem on a regular grid for FNO, which transforms values to Fourier modes",
-            "scattered points",
-            "Train an OFormer, or say what grid the points form: PointDataset.from_arrays(..., grid=(64, 64))",
-        )
-    if spec.in_categories or spec.query_channels:
-        raise InputError(
-            "values alone at the points of a problem for FNO",
-            f"{spec.in_categories} categories in the input and {spec.query_channels} query features",
-            "Train an OFormer",
-        )
-    if spec.out_times > 1 and config.time == "march" and spec.in_channels != spec.out_channels:
-        raise InputError(
-            "an answer with the channels of the input for FNO that marches on its own frames",
-            f"{spec.in_channels} channels in, {spec.out_channels} out",
-            'Set time to "block"',
-        )

@@ -8,9 +8,9 @@ a pre-norm and a residual, some encoders end in two layers, and irregular proble
 once ("mixing").
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
-from oformer.models.base import ModelConfig, OperatorModel
-from oformer.models.rollout import fused_rollout
+from oformer.models.base import MarchingModel, ModelConfig
 from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
 from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation, in_full
 from oformer.nn.interpolation import interpolate
-from oformer.nn.rotary import Frequencies, Rotary, expanded, once_per_grid
+from oformer.nn.rotary import Frequencies, Rotary
+from oformer.nn.shared_grids import once_per_grid
 
-Context = Literal["coords", "features"]
+ContextName = Literal["coords", "features"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Propagator:
     expand_bias: bool = False
     layers: int = 3  # linear layers in each network
     layernorm: bool = False
-    context: tuple[Context, ...] = ()
+    context: tuple[ContextName, ...] = ()
     diagonal_start: bool = False
     reencode: int | None = None  # after this many frames, encode the rollout's own answer as the next input
 
@@ -88,7 +88,7 @@ class Decoder:
     hidden: tuple[int, ...] = (48,)
     activation: Activation = "gelu"
     layernorm: bool = False
-    context: tuple[Context, ...] = ()
+    context: tuple[ContextName, ...] = ()
     trunk: tuple[int, ...] = ()  # layers shared by the heads
     trunk_gain: float | None = None  # Xavier gain of the trunk's start; None: torch's default start
     heads: tuple[int, ...] = ()  # output channels of each head; empty: one head for all
@@ -119,15 +119,19 @@ class OFormerConfig(ModelConfig):
         return OFormer(self, spec)
 
 
-class Contexts(NamedTuple):
-    """What the query points add to the first layers of the propagator's networks and of the decoder's."""
+class Context(NamedTuple):
+    """Coordinates and features of the query points that the networks see beside latents, the same at all times."""
 
-    steps: list[Tensor | None]
-    decoder: list[Tensor | None]
+    propagator: Float[Tensor, "batch queries _"] | None
+    decoder: Float[Tensor, "batch queries _"] | None
 
 
-class OFormer(OperatorModel):
-    """The model. Works on normalized fields; `Operator` in `models/base.py` wraps it for physical units."""
+class OFormer(MarchingModel):
+    """The model, on normalized fields; `Operator` in `models/operator.py` wraps it for physical units.
+
+    z = query(encode(input), input, query)      latents at the query points, at the time of the input
+    z = propagate(z);  u = decode(z)            latents and values at each time after it
+    """
 
     config: OFormerConfig
     steps: Sequence[MLP]
@@ -239,11 +243,6 @@ class OFormer(OperatorModel):
         return "query.local, which reads the nearest points" if self.config.query.local else None
 
     @property
-    def recomputes(self) -> bool:
-        """Whether it obeys `recompute`."""
-        return True
-
-    @property
     def needs_period(self) -> bool:
         """Whether it counts on coordinates that have the period of its spec."""
         return self.config.rotary == "integer" or (self.config.query.local and self.spec.periods is not None)
@@ -252,6 +251,15 @@ class OFormer(OperatorModel):
     def frames_per_encoding(self) -> int | None:
         """After how many frames a rollout encodes its own answer as the next input."""
         return self.config.propagator.reencode
+
+    def pieces(self) -> Sequence[nn.Module]:
+        """The blocks."""
+        return [*self.blocks, self.cross]
+
+    @property
+    def steady(self) -> bool:
+        """Whether it has no propagator."""
+        return not self.steps
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """All matrices but the first of the lift, the last of the heads, and tables of codes."""
@@ -286,7 +294,6 @@ class OFormer(OperatorModel):
             x = self.join_input_code(torch.cat([x, codes], -1))
         lifted = x = in_full(self.lift_dropout(x))
         for block in self.blocks:
-            block = self._sparing(block, random=self.config.encoder.dropout > 0)
             x = block(x, input.coords, input.weights)
         if self.skip_norm is not None:
             x = self.skip_norm(x + lifted)
@@ -297,10 +304,10 @@ class OFormer(OperatorModel):
     ) -> Float[Tensor, "batch queries expanded"]:
         """Latents at the query points, at the time of the input."""
         z = once_per_grid(in_full, self._embed(query))
-        cross, source = self._sparing(self.cross), self.source_dropout(latents)
+        source = self.source_dropout(latents)
         if self.config.query.local:
             z = z + self.latents_at(query, latents, input)
-        z = cross(z, query.coords, query.weights, source, input.coords, input.weights)
+        z = self.cross(z, query.coords, query.weights, source, input.coords, input.weights)
         if self.mix is not None:
             z = z + self.mix(z, query.coords, query.weights)
         return in_full(self.expand(z))
@@ -313,128 +320,40 @@ class OFormer(OperatorModel):
             return latents
         return interpolate(latents, input.coords, input.weights, query.coords, self.spec.periods)
 
-    def propagate(self, z: Float[Tensor, "batch queries width"], context: "Contexts") -> Tensor:
+    def context(self, query: Field) -> Context:
+        """The coordinates and features of the query points that propagator and decoder ask for."""
+        propagator, decoder = (self._chosen(query, c.context) for c in (self.config.propagator, self.config.decoder))
+        return Context(propagator, decoder)
+
+    def propagate(
+        self, z: Float[Tensor, "batch queries width"], context: Context
+    ) -> Float[Tensor, "batch queries width"]:
         """Latents one time step later; a steady problem has no propagator and keeps its latents."""
-        for norm, network, added in zip(self.step_norms, self.steps, context.steps, strict=True):
-            z = z + network(norm(z), added)
+        for norm, network in zip(self.step_norms, self.steps, strict=True):
+            z = z + network(norm(z), context.propagator)
         return z
 
     def decode(
-        self, z: Float[Tensor, "batch queries width"], context: "Contexts"
+        self, z: Float[Tensor, "batch queries width"], context: Context
     ) -> Float[Tensor, "batch queries channels"]:
         """Values at the query points, from latents of any one time."""
-        z, added = self.decode_norm(z), context.decoder
+        z, beside = self.decode_norm(z), context.decoder
         if self.trunk is not None:
-            z, added = self.trunk(z, added[0]), [None] * len(self.heads)
-        return torch.cat([head(z, one) for head, one in zip(self.heads, added, strict=True)], -1)
+            z, beside = self.trunk(z, beside), None
+        return torch.cat([head(z, beside) for head in self.heads], -1)
 
-    def contexts(self, query: Field) -> "Contexts":
-        """What coordinates and features of the query points add in propagator and decoder, the same at all times."""
-        to_step, to_decode = (self._context(query, c.context) for c in (self.config.propagator, self.config.decoder))
-        return Contexts(
-            steps=[_added(network, to_step) for network in self.steps],
-            decoder=[_added(n, to_decode) for n in ([self.trunk] if self.trunk is not None else self.heads)],
-        )
+    def start(
+        self, latents: Float[Tensor, "batch points width"], input: Field, query: Field
+    ) -> tuple[Float[Tensor, "batch queries expanded"], Context]:
+        """Latents at the query points at the time of the input, and the context of all steps."""
+        return self.query(latents, input, query), self.context(query)
 
-    def answer(
-        self, latents: Float[Tensor, "batch points width"], input: Field, query: Field, times: int | None = None
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """Values at the query points for `times` steps (the problem's own number where not given)."""
-        return self._march(self.query(latents, input, query), query, times, self._step)
-
-    def _march(
-        self, z: Float[Tensor, "batch queries width"], query: Field, times: int | None, step: Callable[..., Any]
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """Values at each time; the first is one step after the input. Training and prediction march here, nowhere else.
-
-        Each step is decoded at once, so that without gradients no latents of earlier times are kept. With `recompute`,
-        training keeps the latents of each step alone; fused kernels do so in any case.
-
-        Args:
-            z: latents at the time of the input.
-            query: where to answer.
-            times: how many steps; None: as many as the problem has.
-            step: `_step`, plain or compiled.
-        """
-        times = self.spec.out_times if times is None else times
-        if times < 1 or (times > 1 and not self.steps):
-            wanted = "one frame of a steady problem" if not self.steps else "at least one time step"
-            raise InputError(wanted, f"times={times}")
-        if self._marches_on_chip(z):
-            # A compiled graph knows no kernels that march. Not said where it is defined, which would load the compiler.
-            return torch.compiler.disable(self._march_on_chip)(z, query, times)  # pyright: ignore[reportCallIssue]
-        step, context, values = self._sparing(step), self.contexts(query), []
-        for _ in range(times):
-            z, value = step(z, context)
-            values.append(value)
-        return torch.stack(values, 1)
-
-    def _step(self, z: Tensor, context: "Contexts") -> tuple[Tensor, Tensor]:
+    def step(
+        self, z: Float[Tensor, "batch queries width"], context: Context
+    ) -> tuple[Float[Tensor, "batch queries width"], Float[Tensor, "batch queries channels"]]:
         """Latents one step later, and the values there."""
         z = self.propagate(z, context)
         return z, self.decode(z, context)
-
-    def compiled(self, prepare: Callable[[Field, Field], tuple[Field, Field]]) -> Callable[..., Tensor]:
-        """The forward pass, compiled in two parts where time marches: up to its start, and one step.
-
-        A rollout of any length consists of these, so that a longer horizon does not compile anything again.
-        """
-        if self.spec.out_times == 1:
-            return super().compiled(prepare)
-        begin = torch.compile(lambda input, query: self.query(self.encode(input), input, query), dynamic=False)
-        step = torch.compile(self._step, dynamic=False)
-
-        def forward(input: Field, query: Field, times: int | None = None) -> Tensor:
-            input, query = prepare(input, query)
-            return self._march(begin(input, query), query, times, step)
-
-        return forward
-
-    def _marches_on_chip(self, z: Tensor) -> bool:
-        """Whether a fused kernel does the rollout: in half precision on a GPU that has one for these widths.
-
-        The kernel computes `propagate` and `decode` as they stand in this class, and never in place of others.
-        """
-        p, d = self.config.propagator, self.config.decoder
-        own = all(getattr(type(self), name) is getattr(OFormer, name) for name in ("propagate", "decode", "contexts"))
-        fits = own and p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
-        if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda"):
-            return False
-        return fused_rollout(
-            z.device.index, self.steps[0].shapes, self.heads[0].shapes, d.activation,
-            torch.get_autocast_dtype("cuda"), torch.is_grad_enabled(),
-        )  # fmt: skip
-
-    def _march_on_chip(
-        self, z: Float[Tensor, "batch queries width"], query: Field, times: int
-    ) -> Float[Tensor, "batch times queries channels"]:
-        """`propagate` and `decode` in fused kernels, which keep little and compute the rest again for the gradient."""
-        from oformer.nn.rollout_back_kernels import PART, Chain
-        from oformer.nn.rollout_kernels import march
-
-        batch, queries, _ = z.shape
-        step_norm, read_norm = self.step_norms[0], self.decode_norm
-        assert isinstance(step_norm, nn.LayerNorm)  # or it would not fit
-        assert isinstance(read_norm, nn.LayerNorm)
-        dtype = torch.get_autocast_dtype("cuda")
-        with torch.autocast("cuda", enabled=False):
-
-            def chain(network: MLP, norm: nn.LayerNorm, names: tuple[Context, ...], activation: Activation) -> Chain:
-                # The affine part of a norm is one of the layer after it.
-                first, *others = [layer.weight for layer in network.layers]
-                first = first[:, : network.width]
-                drive = (first @ norm.bias)[None]
-                added = _added(network, self._context(query, names))
-                if added is not None:
-                    drive = drive + (added[0] if expanded(added) else added.flatten(0, 1))
-                return Chain((first * norm.weight, *others), drive, activation)
-
-            step = chain(self.steps[0], step_norm, self.config.propagator.context, "gelu")
-            read = chain(self.heads[0], read_norm, self.config.decoder.context, self.config.decoder.activation)
-            bias, epsilon = self.heads[0].layers[-1].bias, step_norm.eps
-            part = PART // 2 if self.recompute else PART  # smaller products take longer, and less memory
-            values = march(z.flatten(0, 1), step, read, bias, times, epsilon, dtype, part)
-        return values.unflatten(1, (batch, queries)).transpose(0, 1)
 
     def _features(self, query: Field) -> Tensor | None:
         """The query's own features: flags as they are, a code through its embedding."""
@@ -444,9 +363,10 @@ class OFormer(OperatorModel):
         code = self.query_code(values[..., -1].round().long())
         return torch.cat([values[..., :-1], code], -1)
 
-    def _context(self, query: Field, names: tuple[Context, ...]) -> Tensor | None:
+    def _chosen(self, query: Field, names: tuple[ContextName, ...]) -> Float[Tensor, "batch queries _"] | None:
+        """The named properties of the query points side by side."""
         parts = {"coords": query.coords, "features": self._features(query)}
-        chosen = [part for name in names if (part := parts[name]) is not None]
+        chosen = [parts[name] for name in names if parts[name] is not None]
         # One part alone stays as it is: a grid shared by all samples is not copied for each.
         return (chosen[0] if len(chosen) == 1 else torch.cat(chosen, -1)) if chosen else None
 
@@ -483,8 +403,3 @@ def _check_reencoding(frames: int, spec: Spec) -> None:
             f"{spec.out_times} frame(s) to predict",
             "Leave propagator.reencode out",
         )
-
-
-def _added(network: MLP, context: Tensor | None) -> Tensor | None:
-    """What a context adds after the first matrix of a network; computed once where the batch shares its queries."""
-    return None if context is None else once_per_grid(network.drive, context)

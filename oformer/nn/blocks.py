@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.nn.attention import KINDS, Attention
-from oformer.nn.feedforward import MLP, GatedGELU, feed_forward
+from oformer.nn.feedforward import MLP, GatedGELU
 
 FeedForward = Literal["gated", "relu"]
 
@@ -45,8 +45,10 @@ class SelfAttentionBlock(nn.Module):
         weights: Float[Tensor, "batch points"],
     ) -> Float[Tensor, "batch points width"]:
         """Let the points talk to each other once."""
-        x = self.attention(x, coords, weights, residual=True, norm=self.norms[0])
-        return feed_forward(x, self.norms[1], self.feedforward)
+        x = self.norms[0](x)
+        x = x + self.attention(x, coords, weights)
+        x = self.norms[1](x)
+        return x + self.feedforward(x)
 
 
 class CrossAttentionBlock(nn.Module):
@@ -58,7 +60,6 @@ class CrossAttentionBlock(nn.Module):
         self.attention = attention
         attention.initialize(("q", "k", "v"))
         self.feedforward = GatedGELU(width)
-        self.norm = nn.Identity()
 
     def forward(
         self,
@@ -71,4 +72,4 @@ class CrossAttentionBlock(nn.Module):
     ) -> Float[Tensor, "batch queries width"]:
         """Let each query read from the source points."""
         z = z + self.attention(z, coords, weights, source, source_coords, source_weights)
-        return feed_forward(z, self.norm, self.feedforward)
+        return z + self.feedforward(z)

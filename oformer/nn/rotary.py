@@ -7,9 +7,7 @@ Differs: the paper multiplies coordinates by the number of points; the released 
 layer (`multiplier`). Neither is periodic; `integer` frequencies are our addition for periodic domains.
 """
 
-import functools
 import math
-from types import ModuleType
 from typing import Literal
 
 import torch
@@ -17,49 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.gpu import kernels_on
+from oformer.nn.shared_grids import once_per_grid
 
 Frequencies = Literal["ladder", "integer"]
 Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points angles"]]
-
-
-def expanded(tensor: Tensor) -> bool:
-    """Whether the batch axis only repeats one sample (a grid shared by the whole batch)."""
-    return bool(tensor.shape[0] > 1 and tensor.stride(0) == 0)  # a tracer's sizes compare to what is no bool
-
-
-def once_per_grid(function, tensor: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-    """Apply a function to the one sample that a shared grid repeats, and repeat the result without copying it."""
-    if not expanded(tensor):
-        return function(tensor)
-    result = function(tensor[:1])
-    return result.expand(tensor.shape[0], *result.shape[1:])
-
-
-def _turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of coordinates times frequencies (dim, pairs)."""
-    angles = (coords.unsqueeze(-1) * frequencies).flatten(-2)
-    return angles.cos(), angles.sin()
-
-
-@torch.library.custom_op("oformer::turns", mutates_args=())
-def turns(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """`_turns` as an opaque custom op, so that torch.compile does not compute the angles again for each head."""
-    kernels = _kernels(coords.device)
-    if kernels is None or coords.dtype != torch.float32:
-        return _turns(coords, frequencies)
-    return kernels.turns(coords, frequencies)
-
-
-@functools.cache
-def _kernels(device: torch.device) -> ModuleType | None:
-    return kernels_on(device, "oformer.nn.rotary_kernels")
-
-
-@turns.register_fake
-def _(coords: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (*coords.shape[:-1], frequencies.numel())
-    return coords.new_empty(shape), coords.new_empty(shape)
 
 
 class Rotary(nn.Module):
@@ -125,28 +84,21 @@ class Rotary(nn.Module):
         """
         with torch.autocast(coords.device.type, enabled=False):
             exact = coords.to(torch.promote_types(coords.dtype, torch.float32))
-            double = exact.dtype == torch.float64
-            frequencies = self._exact.to(exact.device) if double else self.frequencies.float()
-            # torch.compile would compute an angle again wherever it is needed, for each sample and head; the custom op
-            # prevents that, and has no derivative.
-            turn = turns if torch.compiler.is_dynamo_compiling() and not exact.requires_grad else _turns
-            if not expanded(exact):
-                return turn(exact, frequencies)
-            cos, sin = turn(exact[:1], frequencies)
-            return tuple(table.expand(exact.shape[0], -1, -1) for table in (cos, sin))  # pyright: ignore
+            angles = once_per_grid(self._angles, exact)
+            return once_per_grid(torch.cos, angles), once_per_grid(torch.sin, angles)
+
+    def _angles(self, coords: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points angles"]:
+        """Each coordinate times each frequency of its axis."""
+        double = coords.dtype == torch.float64
+        frequencies = self._exact.to(coords.device) if double else self.frequencies.float()
+        return (coords.unsqueeze(-1) * frequencies).flatten(-2)
 
     def forward(
         self, x: Float[Tensor, "batch points heads width"], tables: Tables
     ) -> Float[Tensor, "batch points heads width"]:
         """Rotate; channel l of an axis is paired with channel l + half, as in the released code."""
-        if expanded(x) and expanded(tables[0]):
-            cos, sin = (table[:1] for table in tables)
-            return once_per_grid(lambda one: self._turned(one, cos, sin), x)
-        return self._turned(x, *tables)
-
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         dim, pairs = self.frequencies.shape
-        cos, sin = (table.unflatten(-1, (dim, pairs)).unsqueeze(2) for table in (cos, sin))
+        cos, sin = (table.unflatten(-1, (dim, pairs)).unsqueeze(2) for table in tables)
         first, second = x.unflatten(-1, (dim, 2, pairs)).unbind(-2)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -2)
         return turned.flatten(-3).to(x.dtype)

@@ -2,7 +2,7 @@
 
 Linear attention and norms over points need nothing of the other points but sums. Inside `points_split` only some points
 of every sample are here, and `over_points` turns their part of a sum into the whole; elsewhere it does nothing. The
-other points lie with other processes, or their turn comes later (`models/chunked.py`).
+other points lie with other processes, or their turn comes later (`engine/chunked.py`).
 
 The gradient of a sum is summed over the processes as well. Each process computes the same loss from the same sums, so
 that what flows back is the gradient of world losses: the mean over the processes of the gradients of a parameter, and

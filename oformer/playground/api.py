@@ -1,59 +1,58 @@
-"""JSON in, JSON out, on top of `Predictor` and the problems: what the service can do, without a word of HTTP.
+"""The requests that the service answers, on top of `Predictor` and the problems, without HTTP.
 
-Requests are checked against the schemas of `openapi` before they come here; what those cannot say (shapes that must
-agree, numbers that must be finite) is refused here, with the sentence of an `InputError`.
+Requests are checked against the schemas of `openapi` before they come here. Conditions that a schema cannot express
+(shapes that must agree, numbers that must be finite) are checked here, and refused with an `InputError`.
 """
 
 import json
 import math
+import re
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from oformer.checkpoint import parameter_count
-from oformer.data.arrays import check_codes
+from oformer.checks import check_codes
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field
 from oformer.playground.requests import encoded
 from oformer.playground.scenes import scene_of
-from oformer.playground.scenes.base import Known, Scene, Sensors, State
-from oformer.playground.starting_resolution import AT_ONCE, Cost, Start, start_of
+from oformer.playground.scenes.base import Scene, Sensors, State
+from oformer.playground.starting_resolution import AT_ONCE, Start, start_of
 from oformer.predict import Predictor
 
 KEPT = 32  # inputs, answers and solutions in memory: a change of sensors or resolution solves nothing again
 PAIRS = 2**24  # of an input point and a query where attention looks at each pair
+SCENE_FACTS = ("kind", "resolutions", "resolution", "strides", "drafts", "solver", "slow", "tested")  # for the page
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask for."""
+    """Limits on requests."""
 
     body: int = 16 * 2**20  # bytes
     memory: int = 256 * 2**20  # bytes of bodies, of the arrays in them and of answers, of all requests together
     points: int = 65_536  # of the input, and of the queries
     times: int = 200  # frames
     answer: int = 2**21  # numbers: frames x queries x channels
-    json_answer: int = 2**19  # the same in JSON, which takes five times the bytes
-    seconds: float = 60.0  # in line and at work
-    solver_seconds: float = 900.0  # the same for solvers: that of the airfoil takes minutes on a CPU
-    waiting: int = 64  # requests in line
+    json_answer: int = 2**19  # numbers in JSON, where they take five times the bytes
+    seconds: float = 60.0  # in the queue and at work
+    solver_seconds: float = 900.0  # in the queue and at work of solvers: that of the airfoil takes minutes on a CPU
+    waiting: int = 64  # requests in the queue
     connections: int = 256  # at once; one more takes the place of one whose client is slow, or is answered 503
     grace: float = 8.0  # seconds in which requests are finished when the server is told to stop; Docker kills after 10
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prediction asked for, as arrays in float64."""
+    """A request for a prediction, as arrays in float64."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -65,7 +64,7 @@ class Question:
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
 
@@ -75,7 +74,7 @@ class Served:
 
     name: str
     predictor: Predictor
-    scene: Scene | None  # None where the problem is not known
+    scene: Scene | None  # None where the problem is not known, and where the model reads regular grids alone
 
     @property
     def card(self) -> Card:
@@ -87,23 +86,8 @@ class Served:
             targets=tuple(f"output {i + 1}" for i in range(spec.out_channels)),
         )
 
-    @cached_property
-    def start(self) -> Start:
-        """What the page begins with; a GPU needs nothing left out."""
-        assert self.scene is not None
-        most = math.inf if self.predictor.device.type != "cpu" else AT_ONCE
-        return start_of(self.scene, Cost(self.predictor), most)
-
-    @property
-    def draft(self) -> tuple[Sensors, int]:
-        """Sensors and resolution of the first answer, and of those under a moving pointer."""
-        assert self.scene is not None
-        start, strides = self.start, self.scene.strides
-        coarser = (stride for stride in strides if start.stride > 1 and stride >= 2 * start.stride)
-        return Sensors(share=start.share, stride=next(coarser, start.stride)), self.scene.resolutions[0]
-
     def summary(self) -> dict[str, Any]:
-        """For the list of models."""
+        """Entry in the list of models."""
         checkpoint, spec, card = self.predictor.checkpoint, self.predictor.spec, self.card
         return {
             "name": self.name,
@@ -112,6 +96,7 @@ class Served:
             "parameters": parameter_count(self.predictor.operator),
             "steps": checkpoint.step,
             "error": checkpoint.scores.get("error"),
+            "scored": checkpoint.scores.get("split", "test"),  # the samples whose error it is
             "squares": checkpoint.scores.get("mean_squared_scaled"),
             "inputs": list(card.inputs),
             "queries": list(card.queries),
@@ -123,42 +108,40 @@ class Served:
 
 
 class Service:
-    """The operators that are served, and what can be asked of them."""
+    """The operators that are served, and the answers to all requests.
+
+    Args:
+        models: by name.
+        limits: on requests.
+    """
 
     def __init__(self, models: Mapping[str, Predictor], limits: Limits | None = None):
-        """Take them up.
-
-        Args:
-            models: by name.
-            limits: on what may be asked.
-        """
         self.limits = limits or Limits()
-        self.models = {
-            # To play is to add and erase sensors, and to ask elsewhere.
-            name: Served(
-                name,
-                predictor,
-                None if predictor.operator.model.needs_grid else scene_of(predictor.checkpoint.recipe, predictor.spec),
-            )
-            for name, predictor in models.items()
-        }
-        self._kept: OrderedDict[tuple, Any] = OrderedDict()
+        self.models = {name: Served(name, predictor, _scene(predictor)) for name, predictor in models.items()}
+        self._kept = dict[tuple, Any]()
         self._lock = threading.Lock()
 
     def model(self, name: str) -> Served:
-        """One of them."""
+        """The operator with a name."""
         if name not in self.models:
             raise unknown_name("model that is served", name[:60], self.models)
         return self.models[name]
 
-    def count(self) -> None:
-        """Find out what all models cost, which takes a tenth of a second each, before anybody waits for it."""
-        for served in self.models.values():
-            if served.scene is not None:
-                served.start  # noqa: B018
+    def scene(self, name: str) -> Scene:
+        """The scene of a model, refused where there is none."""
+        served = self.model(name)
+        if served.scene is None:
+            model = served.predictor.operator.model
+            where = "reads regular grids" if model.needs_grid else "answers at the points of its input"
+            raise InputError(
+                f"a problem behind `{name}` to play with",
+                "data alone" if model.answers_anywhere else f"{model.name}, which {where} alone",
+                "Ask it with `predict`, with fields of your own",
+            )
+        return served.scene
 
     def describe(self, name: str) -> dict[str, Any]:
-        """All that the page must know of a model."""
+        """All facts about a model that the page shows or needs for its tools."""
         served = self.model(name)
         scene, picture = served.scene, served.card.picture
         content: dict[str, Any] = {
@@ -167,49 +150,48 @@ class Service:
             "limits": asdict(self.limits),
         }
         if scene is not None:
-            sensors, coarse = served.draft
+            start, draft = self._beginning(name)
             content["play"] = {
-                "kind": scene.kind,
+                **{fact: getattr(scene, fact) for fact in SCENE_FACTS},
                 "state": scene.schema,
-                "resolutions": list(scene.resolutions),
-                "resolution": scene.resolution,
-                "strides": list(scene.strides),
-                "start": {**asdict(served.start), "reduced": served.start.reduced},
-                "draft": {"stride": sensors.stride, "share": sensors.share, "resolution": coarse},
-                "drafts": scene.drafts,
-                "solver": scene.solver,
-                "slow": scene.slow,
-                "tested": scene.tested,
+                "start": {**asdict(start), "reduced": start.reduced},
+                "draft": {**draft, "resolution": scene.resolutions[0]},
                 **scene.facts(),
             }
         return content
 
-    def predict(self, name: str, question: Question, most: int | None = None) -> Field:
-        """What `Predictor` says.
+    def _beginning(self, name: str) -> tuple[Start, dict[str, Any]]:
+        """The start of the page, and the sensors of the answers that are drafts; on a GPU nothing is left out."""
+        scene, predictor = self.scene(name), self.model(name).predictor
+        start = start_of(scene, predictor, AT_ONCE if predictor.device.type == "cpu" else math.inf)
+        coarser = (stride for stride in scene.strides if start.stride > 1 and stride >= 2 * start.stride)
+        return start, {"share": start.share, "stride": next(coarser, start.stride)}
 
-        Args:
-            name: of the model.
-            question: what is known, and where to answer.
-            most: numbers in the answer; by default the limit.
-        """
-        predictor = self.model(name).predictor
+    def warm(self, name: str) -> None:
+        """Answer a model's first question in advance, coarsely."""
+        scene = self.scene(name)
+        self.play(name, scene.example(0), self._beginning(name)[1], scene.resolutions[0], draft=True)
+
+    def predict(self, name: str, question: Question, most: int | None = None) -> Field:
+        """The prediction of an operator, with at most `most` numbers, or as many as the limits allow."""
+        predictor, limits = self.model(name).predictor, self.limits
         spec = predictor.spec
         known = self._field("input", question.coords, question.values, question.weights)
         if question.query_coords is not None:
-            query = self._field("query", question.query_coords, question.query_values, None)
+            query = self._field("query", question.query_coords, question.query_values)
         elif question.resolution is not None:
-            if question.resolution**spec.dim > self.limits.points:
-                raise InputError(f"at most {self.limits.points:,} queries", f"{question.resolution} per axis")
+            if question.resolution**spec.dim > limits.points:
+                raise InputError(f"at most {limits.points:,} queries", f"{question.resolution} per axis")
             query = Field.of(predictor.grid(known, question.resolution))
         else:
             query = Field.of(known.coords, None, known.weights)
-        # Here, and not only in the predictor: codes are looked at next, and sizes are counted.
+        # Here, and not only in the predictor: codes are read next, and sizes are counted.
         predictor.operator.check(known, query)
         check_codes("the input", known.values, spec.in_categories)
         check_codes("the query", query.values, spec.query_categories)
         times = question.times or spec.out_times
-        self._check_size(predictor, known, query, times, self.limits.answer if most is None else most)
-        return self._finite(predictor(known, query, times))
+        self._check_size(predictor, known, query, times, limits.answer if most is None else most)
+        return _finite(predictor(known, query, times))
 
     def draw(self, name: str, index: int) -> dict[str, Any]:
         """A state to begin with."""
@@ -219,42 +201,27 @@ class Service:
         self,
         name: str,
         state: State,
-        sensors: Sensors | None = None,
+        sensors: Mapping[str, Any] | None = None,
         resolution: int | None = None,
         channel: int = 0,
         draft: bool = False,
     ) -> dict[str, Any]:
-        """What the operator says of a state, seen by some sensors.
-
-        Args:
-            name: of the model.
-            state: as its scene has it.
-            sensors: which points are seen; those of training if left out.
-            resolution: one that the scene offers.
-            channel: of the target, to be sent.
-            draft: an input that is nearly that of the state will do, where it comes sooner.
-        """
+        """The operator's answer to a state; the arguments are those of the request (`openapi.play_schema`)."""
         served, scene = self.model(name), self.scene(name)
-        predictor = served.predictor
-        resolution = resolution or scene.resolution
-        scene.check_resolution(resolution)
-        self._check_channel(served, channel)
+        marks = {key: _tuples(value) for key, value in (sensors or {}).items()}
+        seen, predictor, resolution = Sensors(**marks), served.predictor, resolution or scene.resolution
+        draft, key = draft and scene.drafts, json.dumps(state, sort_keys=True)
         start = time.perf_counter()
-        known = self._known(name, state, draft)
-        places = self._remembered((name, "places", resolution, _key(state)), lambda: scene.places(state, resolution))
-        sensors = sensors or Sensors()
-        field = sensors.of(known, predictor.spec)
+        make = scene.draft if draft else scene.known
+        known = self._remembered((name, "known", draft, key), lambda: make(state))
+        places = self._remembered((name, "places", resolution, key), lambda: scene.places(state, resolution))
+        field = seen.of(known, predictor.spec)
         before = time.perf_counter()
-
-        def timed() -> tuple[Field, float]:
-            start = time.perf_counter()
-            return self._finite(predictor(field, places.query)), time.perf_counter() - start
-
-        # Of all that is known of the state: that some sensors are gone is nothing that it has.
+        # All that is known of the state: sensors that are left out do not take it out of the range of training.
         outside = predictor.operator.outside(Sensors().of(known, predictor.spec).batched(), places.query.batched())
         # The first question was asked in advance, and may still be at work when a person asks it.
-        question = (name, "answer", draft and scene.drafts, sensors, resolution, _key(state))
-        answer, seconds = self._remembered(question, timed)
+        question = (name, "answer", draft, seen, resolution, key)
+        answer, seconds = self._remembered(question, lambda: _timed(lambda: _finite(predictor(field, places.query))))
         return {
             "sensors": {
                 "coords": encoded(field.coords.numpy()),
@@ -268,55 +235,16 @@ class Service:
         }
 
     def solve(self, name: str, state: State, resolution: int | None = None, channel: int = 0) -> dict[str, Any]:
-        """What the solver says of the same state at the same places.
-
-        Args:
-            name: of the model.
-            state: as its scene has it.
-            resolution: one that the scene offers.
-            channel: of the target, to be sent.
-        """
+        """The solver's answer to a state, at the places of the operator's; arguments as those of `play`."""
         scene = self.scene(name)
-        resolution = resolution or scene.resolution
-        scene.check_resolution(resolution)
-        self._check_channel(self.model(name), channel)
-
-        def timed() -> tuple[Tensor, float]:
-            start = time.perf_counter()
-            return scene.solve(state, resolution), time.perf_counter() - start
-
-        values, seconds = self._remembered((name, "solution", resolution, _key(state)), timed)
+        points = resolution or scene.resolution
+        key = (name, "solution", points, json.dumps(state, sort_keys=True))
+        values, seconds = self._remembered(key, lambda: _timed(lambda: scene.solve(state, points)))
         return {"solution": encoded(values[..., channel].numpy()), "seconds": seconds, "solver": scene.solver}
 
-    def warm(self, name: str) -> Iterator[Callable[[], object]]:
-        """What answers a model's first question in advance, coarsely: short jobs, after which all it needs is there."""
-        scene, (sensors, resolution) = self.scene(name), self.model(name).draft
-        yield lambda: self._known(name, scene.example(0), draft=True)
-        yield lambda: self.play(name, scene.example(0), sensors, resolution, draft=True)
-
-    def scene(self, name: str) -> Scene:
-        """The scene of a model, refused where there is none."""
-        served = self.model(name)
-        scene, model = served.scene, served.predictor.operator.model
-        if scene is None:
-            raise InputError(
-                f"a problem behind `{name}` to play with",
-                f"{model.name}, which reads regular grids alone" if model.needs_grid else "data alone",
-                "Ask it with `predict`, with fields of your own",
-            )
-        return scene
-
-    def _known(self, name: str, state: State, draft: bool) -> Known:
-        scene = self.scene(name)
-        make = scene.draft if draft and scene.drafts else scene.known
-        return self._remembered((name, make.__name__, _key(state)), lambda: make(state))
-
-    def _check_channel(self, served: Served, channel: int) -> None:
-        channels = served.predictor.spec.out_channels
-        if not 0 <= channel < channels:
-            raise InputError(f"a channel from 0 to {channels - 1}", str(channel))
-
-    def _field(self, where: str, coords: np.ndarray, values: np.ndarray | None, weights: np.ndarray | None) -> Field:
+    def _field(
+        self, where: str, coords: np.ndarray, values: np.ndarray | None, weights: np.ndarray | None = None
+    ) -> Field:
         """Arrays as a field; one axis of coordinates and up to two of values may be left out."""
         coords = coords[:, None] if coords.ndim == 1 else coords
         if values is not None and values.ndim < 3:
@@ -329,12 +257,15 @@ class Service:
         points = len(coords)
         if points > self.limits.points:
             raise InputError(f"at most {self.limits.points:,} points in `{where}`", f"{points:,}")
-        if (values is not None and values.shape[1] != points) or (weights is not None and weights.shape != (points,)):
-            raise InputError(f"as many values and weights as points in `{where}` ({points})", "others")
+        given = [array.shape for array in (None if values is None else values[0, :, 0], weights) if array is not None]
+        if any(shape != (points,) for shape in given):
+            got = " and ".join(map(str, given))
+            raise InputError(f"as many values and weights as points in `{where}` ({points})", f"shapes {got}")
         if weights is not None:
             total = weights.sum() if np.isfinite(weights).all() else 0.0
             if not (np.isfinite(total) and total > 0 and (weights >= 0).all()):
-                raise InputError(f"weights of `{where}` that are not negative and not all zero", "others")
+                got = f"{weights.min():g} to {weights.max():g}"
+                raise InputError(f"weights of `{where}` that are not negative and not all zero", got)
             weights = weights / total
         tensors = [None if array is None else torch.from_numpy(array).float() for array in (coords, values, weights)]
         return Field.of(*tensors)  # pyright: ignore[reportArgumentType]
@@ -346,48 +277,51 @@ class Service:
         if wanted > most:
             more = "Ask in binary, which may have more" if most < self.limits.answer else "Ask for fewer points"
             raise InputError(f"an answer of at most {most:,} numbers", f"{wanted:,}", more)
-        pairwise = predictor.operator.model.compares_pairs
-        if pairwise and known.points * max(known.points, query.points) > PAIRS:
-            raise InputError(
-                f"at most {PAIRS:,} pairs of points, which {predictor.operator.model.name} compares one by one",
-                f"{known.points * max(known.points, query.points):,}",
-                "Ask for fewer points",
-            )
-
-    def _finite(self, answer: Field) -> Field:
-        if not bool(torch.isfinite(answer.values).all()):
-            raise InputError(
-                "an input on the scale of the training data", "one whose answer is not finite", "Check its units"
-            )
-        return answer
+        model, pairs = predictor.operator.model, known.points * max(known.points, query.points)
+        if model.compares_pairs and pairs > PAIRS:
+            expected = f"at most {PAIRS:,} pairs of points, which {model.name} compares one by one"
+            raise InputError(expected, f"{pairs:,}", "Ask for fewer points")
 
     def _remembered(self, key: tuple, make: Callable[[], Result]) -> Result:
-        """What was made for the same key not long ago, or made now."""
+        """The result of a function, or the one that was kept for the same key."""
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        made = make()
+            made = self._kept.pop(key, None)
+        made = make() if made is None else made
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = made  # behind all others
             while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+                del self._kept[next(iter(self._kept))]
         return made
+
+
+def _scene(predictor: Predictor) -> Scene | None:
+    """The scene of an operator that answers anywhere: to play is to add and erase sensors, and to ask elsewhere."""
+    anywhere = predictor.operator.model.answers_anywhere
+    return scene_of(predictor.checkpoint.recipe, predictor.spec) if anywhere else None
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(tuple, value)) if isinstance(value, list) else value
+
+
+def _timed(make: Callable[[], Result]) -> tuple[Result, float]:
+    """The result of a function, and the seconds that it took."""
+    start = time.perf_counter()
+    return make(), time.perf_counter() - start
+
+
+def _finite(answer: Field) -> Field:
+    if not bool(torch.isfinite(answer.values).all()):
+        got = "an input whose answer is not finite"
+        raise InputError("an input on the scale of the training data", got, "Check its units")
+    return answer
 
 
 def named(predictors: Sequence[Predictor]) -> dict[str, Predictor]:
     """Operators by names that differ and that an address can hold."""
     names: dict[str, Predictor] = {}
     for predictor in predictors:
-        given = predictor.checkpoint.name
-        plain = "".join(c if c.isascii() and (c.isalnum() or c in "-._") else "-" for c in given) or "model"
-        name, number = plain, 1
-        while name in names:
-            number += 1
-            name = f"{plain}-{number}"
+        plain = re.sub("[^A-Za-z0-9._-]", "-", predictor.checkpoint.name) or "model"
+        name = next(name for name in (plain, *(f"{plain}-{n + 2}" for n in range(len(names) + 1))) if name not in names)
         names[name] = predictor
     return names
-
-
-def _key(state: State) -> str:
-    return json.dumps(state, sort_keys=True)

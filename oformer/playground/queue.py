@@ -1,67 +1,44 @@
-"""Work queues: one job at a time, a few that wait, a clear refusal of the rest; and memory with a limit of its own.
+"""Work queues: one job at a time, a bounded number that wait, a 503 for the rest; and one limit on memory for all.
 
-Many requests may come at once, but an operator fills the processor by itself: answering two together makes both late.
-So each kind of work has one thread and a short queue. A job that nobody waits for any more is not begun.
+An operator fills the processor by itself, so two answers at once would both be late. Each kind of work has one thread
+and a short queue. A job whose client has left is not begun.
 """
 
 import contextlib
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from http import HTTPStatus
+from typing import TypeVar
+
+from oformer.playground.head import Refused
 
 Result = TypeVar("Result")
 
 
-class Busy(Exception):
-    """The queue is full, or the job did not end in time."""
+class Busy(Refused):
+    """The queue is full, or the job did not end in time; `retry` is the number of seconds after which to ask again."""
 
     def __init__(self, why: str, retry: int):
-        """Say so.
-
-        Args:
-            why: a sentence.
-            retry: seconds after which to ask again.
-        """
-        super().__init__(why)
+        super().__init__(HTTPStatus.SERVICE_UNAVAILABLE, why, Retry_After=str(retry))
         self.retry = retry
 
 
-@dataclass
-class _Ticket:
-    job: Callable[[], Any]
-    wanted: Callable[[], bool]
-    until: float
-    done: threading.Event = field(default_factory=threading.Event)
-    result: Any = None
-    error: BaseException | None = None
-
-
 class Room:
-    """Bytes of memory that many requests share."""
+    """Memory, in bytes, that many requests share; a request with at most `small` bytes is not counted."""
 
     def __init__(self, size: int, small: int):
-        """All of it is free.
-
-        Args:
-            size: bytes.
-            small: bytes of a part that is not counted, so that small requests are answered beside any large ones.
-        """
         self.size, self.small = size, small
         self._held, self._lock = 0, threading.Lock()
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """The part of one request, given back when the block ends.
+        """Reserve memory for one request; the end of the block releases it.
 
         Yields:
-            Called with the bytes that the request holds from now on, in place of those that it held before.
-
-        Raises:
-            Busy: the others leave no room for them.
+            A function that sets the bytes of the request. It raises `Busy` where the others leave no room.
         """
         held = 0
 
@@ -81,98 +58,77 @@ class Room:
 
 
 class WorkQueue:
-    """A thread that does jobs one after another."""
+    """A thread that does jobs one after another.
+
+    Args:
+        name: of the thread.
+        waiting: jobs that may wait, besides the one that runs.
+        seconds: the longest that a caller waits, time in the queue included.
+    """
 
     def __init__(self, name: str, *, waiting: int, seconds: float):
-        """Start the thread.
-
-        Args:
-            name: of the thread.
-            waiting: jobs that may wait, besides the one that runs.
-            seconds: the most that a caller waits, time in the queue included.
-        """
-        self.waiting, self.seconds = waiting, seconds
-        self._tickets: deque[_Ticket] = deque()
-        self._changed = threading.Condition()
-        self._open = True
-        self._running: _Ticket | None = None
+        self._waiting, self._seconds = waiting, seconds
+        self._thread, self._lock = ThreadPoolExecutor(1, name), threading.Lock()
+        self._jobs = set[Future]()  # those that wait, and the one that runs
+        self._closed: Future = Future()
         self._usual = 0.1  # seconds that a job takes, a running mean
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
     def do(self, job: Callable[[], Result], wanted: Callable[[], bool] = lambda: True) -> Result:
-        """The result of a job, or the error that it raised.
+        """Run a job in the thread of the queue, and return its result or raise its error.
 
         Args:
-            job: runs in the thread of the queue.
-            wanted: asked before the job is begun; nothing is done for someone who has left.
+            job: is called without arguments.
+            wanted: called before the job is begun; the job is dropped where it returns False.
 
         Raises:
-            Busy: the queue is full, closed, or too slow. A job that has begun is finished for nobody.
+            Busy: the queue is full, closed, or too slow. A job that has begun goes on, and its result is dropped.
         """
-        ticket = _Ticket(job, wanted, time.monotonic() + self.seconds)
-        with self._changed:
-            if not self._open:
-                raise Busy("The server is stopping.", 5)
-            if len(self._tickets) >= self.waiting:
-                raise Busy(f"{len(self._tickets)} requests are waiting, and there is no room for more.", self.retry)
-            self._tickets.append(ticket)
-            self._changed.notify()
-        if not ticket.done.wait(self.seconds):
-            raise Busy(f"This took longer than {self.seconds:g} seconds. Ask for fewer points.", self.retry)
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.result
+
+        def run() -> Result:
+            if not wanted():
+                raise Busy("Nobody waits for this any more.", 1)
+            start = time.monotonic()
+            try:
+                return job()
+            finally:
+                self._usual += 0.2 * (time.monotonic() - start - self._usual)
+
+        with self._lock:
+            if (waiting := len(self)) >= self._waiting:
+                raise Busy(f"{waiting} requests are waiting, and there is no room for more.", self._retry)
+            try:
+                future = self._thread.submit(run)
+            except RuntimeError:  # it is closed
+                raise Busy("The server is stopping.", 5) from None
+            self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
+        wait([future, self._closed], self._seconds, FIRST_COMPLETED)
+        if future.done() and not future.cancelled():
+            return future.result()
+        future.cancel()
+        if self._closed.done():
+            raise Busy("The server is stopping.", 5)
+        raise Busy(f"This took longer than {self._seconds:g} seconds. Ask for fewer points.", self._retry)
 
     @property
-    def retry(self) -> int:
+    def _retry(self) -> int:
         """Seconds in which the queue will be empty, at least one."""
-        return max(1, math.ceil(len(self._tickets) * self._usual))
+        return max(1, math.ceil(len(self) * self._usual))
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return sum(not job.running() for job in tuple(self._jobs))
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Take no more; those who wait are told at once, and the one whose job runs when the time is over.
+        """Begin no further job, and refuse all callers after some time.
 
         Args:
-            seconds: to wait for the job that runs.
+            seconds: for the job that runs.
 
         Returns:
-            Whether none runs any more.
+            Whether no job runs any more.
         """
-        with self._changed:
-            self._open = False
-            waiting = [*self._tickets]
-            self._tickets.clear()
-            self._changed.notify()
-        for ticket in waiting:
-            _send_away(ticket)
-        self._thread.join(seconds)
-        if (running := self._running) is not None:
-            _send_away(running)
-        return not self._thread.is_alive()
-
-    def _next(self) -> _Ticket | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._tickets or not self._open)
-            self._running = self._tickets.popleft() if self._tickets else None
-            return self._running
-
-    def _work(self) -> None:
-        while (ticket := self._next()) is not None:
-            start = time.monotonic()
-            if start >= ticket.until or not ticket.wanted():
-                ticket.error = Busy("Nobody waits for this any more.", 1)
-            else:
-                try:
-                    ticket.result = ticket.job()
-                except BaseException as error:  # it belongs to whoever asked, not to this thread
-                    ticket.error = error
-                self._usual += 0.2 * (time.monotonic() - start - self._usual)
-            ticket.done.set()
-
-
-def _send_away(ticket: _Ticket) -> None:
-    ticket.error = Busy("The server is stopping.", 5)
-    ticket.done.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        running = wait(tuple(self._jobs), seconds).not_done
+        if not self._closed.done():
+            self._closed.set_result(None)
+        return not running

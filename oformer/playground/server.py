@@ -1,30 +1,31 @@
 """The HTTP of the service, with the standard library alone: addresses, limits, errors, and the files of the page.
 
 Requests never name files: the page is read once at the start, and models are looked up in a dictionary. Names in the
-Host header are refused, but for localhost and the one it is told of: a stranger's page that points its own name at this
-machine (DNS rebinding) must use that name. Requests that another page sends are refused by their Origin, and no
+Host header are refused, except localhost and the one given at the start: a foreign page that points its own name at
+this machine (DNS rebinding) must use that name. Requests that another page sends are refused by their Origin, and no
 answer carries a header that would let another page read it.
 
 No client can keep the others waiting: a head must arrive before a deadline, bodies and answers must move at a least
-pace, and when all connections are in use the one whose client is slowest is closed. Memory for bodies, for what they
-become and for answers has one limit for all.
+pace, and when all connections are in use the one whose client is slowest is closed. Memory for bodies, for the arrays
+in them and for answers has one limit for all.
 """
 
 import contextlib
 import ipaddress
 import json
+import math
+import re
 import select
-import signal
 import socket
 import sys
 import threading
 import time
 import traceback
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,29 +33,16 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from oformer import __version__
 from oformer.errors import InputError, SolverDiverged
 from oformer.playground.api import Question, Served, Service, named
-from oformer.playground.head import Refused, check_beginning, parse_head
-from oformer.playground.openapi import (
-    ARRAYS,
-    NPZ,
-    description,
-    draw_schema,
-    play_schema,
-    predict_schema,
-    solve_schema,
-)
+from oformer.playground.head import LONGEST, Head, Refused, parse_head
+from oformer.playground.openapi import ACTIONS, ARRAYS, JSON, NPZ, description, predict_schema
 from oformer.playground.queue import Busy, Room, WorkQueue
 from oformer.playground.requests import Buffer, check_json, numbers, parse_arrays, parse_json, read_npz, write_npz
-from oformer.playground.scenes.base import Sensors
 from oformer.predict import Predictor
 
-JSON = "application/json"
-PAGE = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
-}
+PAGE = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
 HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
@@ -63,135 +51,126 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+EMPTY_LINE = re.compile(rb"\r?\n\r?\n")
+METHODS = ("GET", "HEAD", "POST")
 SILENCE = 20.0  # seconds that a connection may be idle between requests
 HEAD = 10.0  # seconds from the first byte of a head to its last
-FIRST, RATE = 10.0, 2**18  # a body or answer may take so many seconds, and one more for each so many bytes
+FIRST, RATE = 10.0, 2**18  # a body or answer may take FIRST seconds, and one more for each RATE bytes
 PATIENCE = 1.0  # seconds that a client may take before its place is given to another, where all are taken
-TURNED_AWAY = 64  # connections beyond the limit that are told so at once; more are closed without a word
-PLAIN = 2**20  # bytes of a body in JSON that is no prediction's
+TURNED_AWAY = 64  # connections beyond the limit that are answered 503 at once; more are closed without an answer
+PLAIN = 2**20  # bytes of a body in JSON, other than that of a prediction
 SMALL = 2**16  # bytes of a body or answer that is not counted, and is converted beside others
-DRAINED = 2.0  # seconds of an unwanted body that are read and thrown away, so that its sender reads our answer
+DRAINED = 2.0  # seconds of an unwanted body that are read and dropped, so that its sender reads our answer
 
 
 class Answer(NamedTuple):
-    """What goes back."""
+    """Body and media type of a response."""
 
     body: bytes
     kind: str = JSON
 
     @classmethod
     def of(cls, content: Any) -> "Answer":
-        """Something as JSON."""
+        """Content as JSON."""
         return cls(json.dumps(content, allow_nan=False, separators=(",", ":")).encode())
 
 
 class Server(ThreadingHTTPServer):
-    """Listens, and hands requests to a service."""
+    """Listens, and passes requests to a service.
+
+    Args:
+        service: answers the requests.
+        host: the address; the default can be reached from this machine alone.
+        port: 0 takes a free one.
+        name: a host name besides localhost under which people reach it.
+    """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 2048  # connections that the system keeps waiting for us
 
     def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0, name: str | None = None):
-        """Bind to an address; `serve_forever` begins to answer.
-
-        Args:
-            service: what is served.
-            host: the address; the default can be reached from this machine alone.
-            port: 0 takes a free one.
-            name: a host name besides localhost under which people reach it.
-        """
         if ":" in host:
             self.address_family = socket.AF_INET6
         self.service, limits = service, service.limits
         self.names = {"localhost", *filter(None, [name])}
-        folder = files("oformer.playground") / "static"
-        self.page = {path: Answer((folder / file).read_bytes(), kind) for path, (file, kind) in PAGE.items()}
-        self.openapi = Answer.of(description(service, _version()))
+        self.pages = _pages(self)
         self.answers = WorkQueue("answers", waiting=limits.waiting, seconds=limits.seconds)
         self.solvers = WorkQueue("solvers", waiting=max(1, limits.waiting // 8), seconds=limits.solver_seconds)
         self.room = Room(limits.memory, SMALL)
-        self.converting = threading.Lock()  # one large body or answer at a time: what that takes is not counted
+        self.converting = threading.Lock()  # one large body or answer at a time: the memory for that is not counted
         self.stopping = False
-        self._slots = threading.BoundedSemaphore(limits.connections)
-        self._refusals = threading.BoundedSemaphore(TURNED_AWAY)
-        self._threads_left, self._slow, self._lock = 0, dict[Handler, float](), threading.Lock()
+        self._changed = threading.Condition()  # guards the three below
+        self._connections = dict[socket.socket, float]()  # with the time since which each waits for its client, or inf
+        self._at_head = set[socket.socket]()  # those of them that have no request
+        self.turned_away = set[socket.socket]()
         try:
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
-            raise InputError(
-                "an address that is free", f"{host} port {port} ({error})", "Choose another with --host and --port"
-            ) from error
+            got = f"{host} port {port} ({error})"
+            raise InputError("an address that is free", got, "Choose another with --host and --port") from error
 
     @property
     def address(self) -> str:
-        """For a browser."""
+        """Address for a browser."""
         host, port = self.server_address[:2]
         host = f"[{host}]" if ":" in str(host) else str(host)
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin a thread that answers the requests of a connection, or says that there are too many of them."""
-        free = self._slots.acquire(blocking=False)
-        while not free and self._closed_slowest():
-            free = self._slots.acquire(timeout=PATIENCE / 10)
-        if free:
-            self._begin(Handler, self._slots, request, client_address)
-        elif self._refusals.acquire(blocking=False):
-            self._begin(TurnedAway, self._refusals, request, client_address)
+        """Begin a thread that answers the requests of a connection, or says that there are too many connections."""
+        with self._changed:
+            while (full := len(self._connections) >= self.service.limits.connections) and self._close_slowest():
+                self._changed.wait(PATIENCE / 10)
+            if not full:
+                self._connections[request] = math.inf
+            elif len(self.turned_away) < TURNED_AWAY:
+                self.turned_away.add(request)
+        if request in self._connections or request in self.turned_away:
+            super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def _begin(self, kind: "type[Handler]", places: threading.Semaphore, request: Any, client_address: Any) -> None:
-        def answer() -> None:
-            try:
-                kind(request, client_address, self)
-            except Exception:
-                self.handle_error(request, client_address)
-            finally:
-                self.shutdown_request(request)
-                leave()
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection, and free its place."""
+        super().shutdown_request(request)
+        with self._changed:
+            self._connections.pop(request, None)
+            self.turned_away.discard(request)
+            self._changed.notify_all()
 
-        def leave() -> None:
-            places.release()
-            with self._lock:
-                self._threads_left -= 1
-
-        with self._lock:
-            self._threads_left += 1
-        try:
-            threading.Thread(target=answer, daemon=True).start()
-        except RuntimeError:  # the system has no more threads
-            leave()
-            raise
-
-    def _closed_slowest(self) -> bool:
-        """Close the connection whose client takes the longest over sending or reading; False where none does either."""
-        with self._lock:
-            slowest, since = next(iter(self._slow.items()), (None, 0.0))
-            if slowest is None:
-                return False
-            if time.monotonic() - since > PATIENCE:
-                del self._slow[slowest]
-                slowest.disconnect(socket.SHUT_RDWR)
-        return True
+    def _close_slowest(self) -> bool:
+        """Close the connection that waits longest for its client, if too long; False where none waits for a client."""
+        slowest = min(self._connections, key=self._connections.__getitem__)
+        since = self._connections[slowest]
+        if time.monotonic() - since > PATIENCE:
+            self._connections[slowest] = math.inf
+            _wake(slowest, socket.SHUT_RDWR)
+        return since < math.inf
 
     @contextlib.contextmanager
-    def waiting_for(self, handler: "Handler") -> Iterator[None]:
-        """Within the block, a connection depends on its client, and may be closed in favor of another."""
-        if isinstance(handler, TurnedAway):  # has no place that another could take
-            yield
-            return
-        with self._lock:
-            self._slow[handler] = time.monotonic()
+    def waiting_for(self, request: socket.socket, *, head: bool = False) -> Iterator[None]:
+        """Within the block, a connection depends on its client, and may be closed in favor of another.
+
+        A connection that waits for the head of a request is also closed when the server stops.
+        """
+        with self._changed:
+            if request in self._connections:
+                self._connections[request] = time.monotonic()
+            if head:
+                self._at_head.add(request)
+                if self.stopping:
+                    _wake(request, socket.SHUT_RD)
         try:
             yield
         finally:
-            with self._lock:
-                self._slow.pop(handler, None)
+            with self._changed:
+                self._at_head.discard(request)
+                if request in self._connections:
+                    self._connections[request] = math.inf
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is its client's affair; what is our mistake is shown."""
+        """Print an error, unless the client has broken the connection."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             traceback.print_exc()
 
@@ -199,9 +178,8 @@ class Server(ThreadingHTTPServer):
         """Answer each model's first question in advance, one by one and behind those of people."""
         for name, served in self.service.models.items():
             if served.scene is not None:
-                for job in self.service.warm(name):
-                    with contextlib.suppress(Busy, InputError, SolverDiverged):
-                        self.answers.do(job)
+                with contextlib.suppress(Busy, InputError, SolverDiverged):
+                    self.answers.do(lambda name=name: self.service.warm(name))
 
     def stop(self, seconds: float | None = None) -> bool:
         """Refuse new connections, finish the requests that have arrived, and close.
@@ -214,219 +192,160 @@ class Server(ThreadingHTTPServer):
         """
         self.server_close()
         end = time.monotonic() + (self.service.limits.grace if seconds is None else seconds)
-        with self._lock:
+        with self._changed:
             self.stopping = True
-            for handler in self._slow:
-                handler.end_of_requests()
-        self._wait_for_threads(end)
+            for request in self._at_head:
+                _wake(request, socket.SHUT_RD)
+            self._changed.wait_for(lambda: not self._connections, end - time.monotonic())
         ended = [queue.close(max(0.0, end - time.monotonic())) for queue in (self.answers, self.solvers)]
-        self._wait_for_threads(time.monotonic() + min(1.0, self.service.limits.grace))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._connections, min(1.0, self.service.limits.grace))
         return all(ended)
 
-    def _wait_for_threads(self, end: float) -> None:
-        while self._threads_left and time.monotonic() < end:
-            time.sleep(0.02)
+
+def _wake(connection: socket.socket, how: int) -> None:
+    """Shut one or both directions of a connection down, which ends the calls that wait for its client."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(how)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """The requests of one connection, one after another."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "oformer", ""
     disable_nagle_algorithm = True  # headers and body are two writes, and the second would wait for the first
+    requestline, request_version = "", protocol_version
+    _ahead = b""  # received behind the last head, and not yet taken
 
-    def setup(self) -> None:
-        """Begin with nothing read."""
-        super().setup()
-        self._ahead = bytearray()  # received, and not yet taken as a head or body
-        self._at_head = False
-        self.command, self.requestline, self.request_version = "", "", self.protocol_version
-
-    def handle_one_request(self) -> None:
-        """Read a head, and answer it."""
-        self.command, self.close_connection = "", True
-        try:
-            with self.server.waiting_for(self):
-                text = self._head()
-            if not text:
-                return
-            self.head = parse_head(text)
-            if self.head.method not in METHODS:
-                raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"Expected GET, HEAD or POST, got {self.head.method:.20}.")
-        except Refused as error:
-            self._refuse(error)
-            self._drain()
-            return
-        except ConnectionError:
-            return
-        self.command, self.path = self.head.method, self.head.target
-        self.close_connection = not self.head.persistent
-        with self.server.room.share() as self._hold:
-            self._answer(METHODS[self.command])
-
-    def disconnect(self, how: int) -> None:
-        """Wake whatever waits for the client."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(how)
-
-    def end_of_requests(self) -> None:
-        """Take those that have arrived whole, and no others."""
-        if self._at_head:
-            self.disconnect(socket.SHUT_RD)
+    def handle(self) -> None:
+        """Answer the requests; a connection beyond the limit is answered 503 whatever it asks for."""
+        if self.request not in self.server.turned_away:
+            return super().handle()
+        self.command, self.close_connection, self._unread = "", True, True
+        limit = self.server.service.limits.connections
+        self._refuse(Busy(f"Expected at most {limit} connections, got one more. Try again in a second.", 1))
+        self._drain()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for each movement of a pointer helps nobody."""
+        """Print nothing: the page sends a request for each movement of a pointer."""
 
-    def _answer(self, find: "Callable[[Handler], Answer]") -> None:
-        self._unread = self.head.length or 0  # bytes of the body that are still to come
-        try:
-            self._check_sender()
-            answer, refused = find(self), None
-            self._hold(len(answer.body))
-        except Refused as error:
-            answer, refused = None, error
-        except (InputError, SolverDiverged) as error:
-            answer, refused = None, Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        except Busy as error:
-            self.close_connection = True  # its place is for those who have not been heard yet
-            answer, refused = None, Refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error), Retry_After=str(error.retry))
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
-            return
-        except Exception:
-            traceback.print_exc()
-            answer, refused = None, Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "A mistake of ours; see the terminal.")
-        if self._unread or self.server.stopping:
-            self.close_connection = True  # what follows is a body, and no request
-        if answer is not None:
-            self._send(HTTPStatus.OK, answer, {})
-        elif refused is not None:
-            self._refuse(refused)
+    def handle_one_request(self) -> None:
+        """Read a request and answer it; `close_connection` then says whether it was the last."""
+        self.command, self.close_connection = "", True
+        self._unread = True  # whether the client may still send bytes that are no request
+        with self.server.room.share() as self._hold:
+            try:
+                if text := self._read_head():
+                    self._take(parse_head(text))
+                    answer = self._answer()
+                    self._hold(len(answer.body))
+                    self._send(HTTPStatus.OK, answer)
+            except Refused as error:
+                self._refuse(error)
+            except (InputError, SolverDiverged) as error:
+                self._refuse(Refused(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)))
+            except (ConnectionError, TimeoutError):
+                self.close_connection, self._unread = True, False
+            except Exception:
+                traceback.print_exc()
+                why = "A mistake of ours; see the terminal."
+                self._refuse(Refused(HTTPStatus.INTERNAL_SERVER_ERROR, why))
         if self.close_connection and self._unread:
             self._drain()
 
+    def _take(self, head: Head) -> None:
+        """Begin a request; refuse other methods, other pages, and names that others have given to this machine."""
+        if head.method not in METHODS:
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"Expected GET, HEAD or POST, got {head.method:.20}.")
+        self.head, self.command, self._unread = head, head.method, bool(head.length)
+        self.close_connection = not head.persistent
+        hosts = head.fields.get("host", [])
+        if len(hosts) != 1:
+            raise Refused(HTTPStatus.BAD_REQUEST, f"Expected one Host header, got {len(hosts)}.")
+        if not _is_ours(hosts[0], self.server.names):
+            names = " or ".join(sorted(self.server.names))
+            raise Refused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"Expected an address or {names} in the Host header, got {hosts[0]!r:.60}. "
+                "Start the server with --name to be reached under another name.",
+            )
+        if any(origin != f"http://{hosts[0]}" for origin in head.fields.get("origin", [])):
+            raise Refused(HTTPStatus.FORBIDDEN, "Expected a request of the page that is served here, got another's.")
+
     def _refuse(self, refused: Refused) -> None:
+        if isinstance(refused, Busy):
+            self.close_connection = True  # its place is for those that have no answer yet
         self._send(refused.status, Answer.of({"error": str(refused)}), refused.headers)
 
-    def _send(self, status: HTTPStatus, answer: Answer, headers: dict[str, str]) -> None:
-        stays, self.close_connection = not self.close_connection, True  # also where only a part can be sent
-        with contextlib.suppress(ConnectionError, TimeoutError), self.server.waiting_for(self):
+    def _send(self, status: HTTPStatus, answer: Answer, headers: Mapping[str, str] | None = None) -> None:
+        stays = not (self.close_connection or self._unread or self.server.stopping)
+        self.close_connection = True  # also where only a part can be sent
+        with contextlib.suppress(ConnectionError, TimeoutError), self.server.waiting_for(self.connection):
             self.connection.settimeout(FIRST)
             self.send_response(status)
-            for name, value in {**HEADERS, **headers}.items():
+            allowed = {"Allow": ", ".join(METHODS)} if status == HTTPStatus.METHOD_NOT_ALLOWED else {}
+            length = {"Content-Type": answer.kind, "Content-Length": str(len(answer.body))}
+            end = {} if stays else {"Connection": "close"}
+            for name, value in {**HEADERS, **(headers or {}), **end, **allowed, **length}.items():
                 self.send_header(name, value)
-            if not stays:
-                self.send_header("Connection", "close")
-            if status == HTTPStatus.METHOD_NOT_ALLOWED:
-                self.send_header("Allow", "GET, HEAD, POST")
-            self.send_header("Content-Type", answer.kind)
-            self.send_header("Content-Length", str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
                 self._write(answer.body)
             self.close_connection = not stays
 
-    def _check_sender(self) -> None:
-        hosts = self.head.all("host")
-        if len(hosts) != 1:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"Expected one Host header, got {len(hosts)}.")
-        if not self._is_ours(hosts[0]):
-            raise Refused(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                f"Expected an address or {' or '.join(sorted(self.server.names))} in the Host header, got another "
-                "name. Start the server with --name to be reached under it.",
-            )
-        if any(origin != f"http://{hosts[0]}" for origin in self.head.all("origin")):
-            raise Refused(HTTPStatus.FORBIDDEN, "Expected a request of the page that is served here, got another's.")
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            if name in self.server.names:
-                return True
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
-    def _get(self) -> Answer:
-        path = self.path.split("?")[0]
-        server = self.server
-        if path in server.page:
-            return server.page[path]
-        if path == "/openapi.json":
-            return server.openapi
-        if path == "/health":
-            return Answer.of(
-                {
-                    "status": "ok",
-                    "models": len(server.service.models),
-                    "waiting": len(server.answers),
-                    "solving": len(server.solvers),
-                }
-            )
-        if path == "/v1/models":
-            return Answer.of({"models": [served.summary() for served in server.service.models.values()]})
-        served, action = self._model(path)
-        if action in ACTIONS:
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "Expected POST here, got GET.")
-        if action:
-            raise self._no_such_place()
-        return Answer.of(server.service.describe(served.name))
-
-    def _post(self) -> Answer:
-        path = self.path.split("?")[0]
-        if path in (*self.server.page, "/openapi.json", "/health", "/v1/models"):
-            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "Expected GET here, got POST.")
-        served, action = self._model(path)
-        if action not in ACTIONS:
-            raise self._no_such_place() if action else Refused(HTTPStatus.METHOD_NOT_ALLOWED, "Expected GET here.")
+    def _answer(self) -> Answer:
+        """Find the address of a request, check its method, and answer it."""
+        path = self.head.target.split("?")[0]
+        page = self.server.pages.get(path)
+        name, action = ("", "") if page else self._model(path)
+        if (self.command == "POST") != bool(action):
+            why = f"Expected {'POST' if action else 'GET'} here, got {self.command}."
+            raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, why)
+        if page:
+            return page()
+        if not action:
+            return Answer.of(self.server.service.describe(name))
         kind = self.head.get("content-type").split(";")[0].strip().lower()
         kinds = (JSON, NPZ) if action == "predict" else (JSON,)
         if kind not in kinds:
-            raise Refused(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Expected a Content-Type of {' or '.join(kinds)}, got another."
-            )
-        content = self._content(action, served, kind)
-        return ACTIONS[action](self, served, content)
+            why = f"Expected a Content-Type of {' or '.join(kinds)}, got {kind!r:.60}."
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, why)
+        served = self.server.service.models[name]
+        return self._predict(served, kind) if action == "predict" else self._act(served, action)
 
-    def _model(self, path: str) -> tuple[Served, str]:
+    def _model(self, path: str) -> tuple[str, str]:
+        """Name of an operator and action of an address; without an action, the operator itself is asked for."""
         parts = path.split("/")
-        if len(parts) not in (4, 5) or parts[:3] != ["", "v1", "models"]:
-            raise self._no_such_place()
-        name = unquote(parts[3])
-        if name not in self.server.service.models:
-            try:
-                self.server.service.model(name)
-            except InputError as error:
-                raise Refused(HTTPStatus.NOT_FOUND, str(error)) from None
-        return self.server.service.model(name), parts[4] if len(parts) == 5 else ""
+        action = parts[4] if len(parts) == 5 else ""
+        known = action == "predict" or action in ACTIONS
+        if parts[:3] != ["", "v1", "models"] or not (len(parts) == 4 or known):
+            raise Refused(HTTPStatus.NOT_FOUND, "Expected one of the addresses in /openapi.json, got another.")
+        try:
+            return self.server.service.model(unquote(parts[3])).name, action
+        except InputError as error:
+            raise Refused(HTTPStatus.NOT_FOUND, str(error)) from None
 
-    def _no_such_place(self) -> Refused:
-        return Refused(HTTPStatus.NOT_FOUND, "Expected one of the addresses in /openapi.json, got another.")
-
-    def _content(self, action: str, served: Served, kind: str) -> Any:
-        """What the body says, checked; nothing of the body itself is kept."""
-        limit = self.server.service.limits.body
-        body = self._body(self._length(limit if action == "predict" else min(limit, PLAIN)))
-        with self._alone(self.server.service.limits.body if kind == NPZ else len(body)):  # an archive may be compressed
-            if action == "predict":
-                question = _question(body, kind, served, self.server.service)
-                self._hold(question.nbytes)
-                return question
+    def _act(self, served: Served, action: str) -> Answer:
+        """Answer a request of the page."""
+        service, server = self.server.service, self.server
+        body = self._read_body(min(service.limits.body, PLAIN))
+        with self._alone(len(body)):
+            content = parse_json(body)
             self._hold(0)
-            return parse_json(body)
+        check_json(content, ACTIONS[action][1](served, service.scene(served.name)))
+        queue = server.solvers if action == "solve" else server.answers
+        return Answer.of(queue.do(lambda: getattr(service, action)(served.name, **content), self._is_there))
 
-    def _predict(self, served: Served, question: Question) -> Answer:
-        service = self.server.service
-        binary = self.head.get("content-type").lower().startswith(NPZ)
-        start = time.perf_counter()
-        room = service.limits.answer if binary else service.limits.json_answer
-        answer = self._do(lambda: service.predict(served.name, question, room))
+    def _predict(self, served: Served, kind: str) -> Answer:
+        service, start = self.server.service, time.perf_counter()
+        question = self._question(served, kind)
+        most = service.limits.answer if kind == NPZ else service.limits.json_answer
+        answer = self.server.answers.do(partial(service.predict, served.name, question, most), self._is_there)
         coords, values = answer.coords.numpy(), answer.values.numpy()
         with self._alone(values.nbytes):
-            if binary:
+            if kind == NPZ:
                 return Answer(write_npz({"coords": coords, "values": values}), NPZ)
             return Answer.of(
                 {
@@ -437,98 +356,76 @@ class Handler(BaseHTTPRequestHandler):
                 }
             )
 
+    def _question(self, served: Served, kind: str) -> Question:
+        """Read the body of a prediction; nothing of the body itself is kept."""
+        limit = self.server.service.limits.body
+        body = self._read_body(limit)
+        with self._alone(limit if kind == NPZ else len(body)):  # an archive may be compressed
+            question = read_question(body, kind, served, self.server.service)
+            self._hold(question.nbytes)
+        return question
+
     def _alone(self, size: int) -> contextlib.AbstractContextManager[Any]:
         """Within the block, nothing else that is large is converted."""
         return self.server.converting if size > SMALL else contextlib.nullcontext()
 
-    def _draw(self, served: Served, content: Any) -> Answer:
-        check_json(content, draw_schema())
-        return Answer.of(self._do(lambda: self.server.service.draw(served.name, content["index"])))
-
-    def _play(self, served: Served, content: Any) -> Answer:
-        check_json(content, play_schema(served, self.server.service.scene(served.name)))
-        sensors = {name: _tuples(value) for name, value in content.pop("sensors", {}).items()}
-        return Answer.of(self._do(lambda: self.server.service.play(served.name, sensors=Sensors(**sensors), **content)))
-
-    def _solve(self, served: Served, content: Any) -> Answer:
-        check_json(content, solve_schema(served, self.server.service.scene(served.name)))
-        service = self.server.service
-        return Answer.of(self.server.solvers.do(lambda: service.solve(served.name, **content), self._is_there))
-
-    def _do(self, job: Callable[[], Any]) -> Any:
-        return self.server.answers.do(job, self._is_there)
-
-    def _length(self, limit: int) -> int:
-        length = self.head.length
-        if length is None:
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Expected a Content-Length, got none.")
-        if length > limit:
-            raise Refused(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"Expected a body of at most {limit:,} bytes, got {length:,}."
-            )
-        return length
-
-    def _head(self) -> bytes:
-        """The next head without the empty line behind it; nothing where the client sends no more."""
-        ahead, end = self._ahead, time.monotonic() + (HEAD if self._ahead else SILENCE)
-        self._at_head = True
-        if self.server.stopping:
-            self.end_of_requests()
+    def _read_head(self) -> bytes:
+        """The next head, with the empty line at its end; nothing where the client sends no more."""
+        head, end, found = bytearray(), time.monotonic() + (HEAD if self._ahead else SILENCE), None
         try:
-            while (length := ahead.find(b"\r\n\r\n")) < 0:
-                check_beginning(ahead)
-                before = len(ahead)
-                ahead += self._received(2**16, end)
-                if len(ahead) == before:  # the client has said all, or we are stopping
-                    break
-                if not before:
-                    end = time.monotonic() + HEAD
+            with self.server.waiting_for(self.connection, head=True):
+                while not found and len(head) <= LONGEST:
+                    chunk = self._received(2**16, end)
+                    if not chunk and head:
+                        raise Refused(HTTPStatus.BAD_REQUEST, "Expected a whole request, got a part of its head.")
+                    if not chunk:  # the client has sent all, or the server is stopping
+                        return b""
+                    end = end if head else time.monotonic() + HEAD
+                    head += chunk
+                    found = EMPTY_LINE.search(head, max(0, len(head) - len(chunk) - 3))
         except TimeoutError:
-            if ahead:
-                raise Refused(
-                    HTTPStatus.REQUEST_TIMEOUT, f"Expected the whole head of a request within {HEAD:g} seconds."
-                ) from None
-            return b""
-        finally:
-            self._at_head = False
-        if length < 0:
-            if ahead:
-                raise Refused(HTTPStatus.BAD_REQUEST, "Expected a whole request, got the beginning of its head.")
-            return b""
-        head = bytes(ahead[:length])
-        del ahead[: length + 4]
-        return head
+            if not head:
+                return b""
+            why = f"Expected the whole head of a request within {HEAD:g} seconds."
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, why) from None
+        length = found.end() if found else len(head)
+        self._ahead = bytes(head[length:])
+        return bytes(head[:length])
 
-    def _body(self, size: int) -> memoryview:
-        """As many bytes as were announced, at no less than the least pace.
+    def _read_body(self, limit: int) -> memoryview:
+        """The body of at most `limit` bytes, whose client must send at the least pace or faster.
 
-        Memory is taken as they arrive, so that who announces a large body and sends none of it costs nothing.
+        Memory is counted as bytes arrive, so a client that announces a large body and sends none of it costs nothing.
         """
-        body, got = np.empty(size, np.uint8).data, min(size, len(self._ahead))
-        body[:got] = self._ahead[:got]
-        del self._ahead[:got]
-        if not got and self.head.get("expect").lower() == "100-continue":
+        size = self.head.length
+        if size is None:
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Expected a Content-Length, got none.")
+        if size > limit:
+            why = f"Expected a body of at most {limit:,} bytes, got {size:,}."
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+        if size and not self._ahead and self.head.get("expect").lower() == "100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        start = time.monotonic()
-        with self.server.waiting_for(self):
+        body, got, start = np.empty(size, np.uint8).data, 0, time.monotonic()
+        with self.server.waiting_for(self.connection):
             while got < size:
                 try:
                     chunk = self._received(min(size - got, 2**16), start + FIRST + got / RATE)
                 except TimeoutError:
-                    raise Refused(
-                        HTTPStatus.REQUEST_TIMEOUT,
-                        f"Expected {size:,} bytes in the body at {RATE:,} a second or more, got {got:,}.",
-                    ) from None
+                    why = f"Expected {size:,} bytes in the body at {RATE:,} a second or more, got {got:,}."
+                    raise Refused(HTTPStatus.REQUEST_TIMEOUT, why) from None
                 if not chunk:
                     raise Refused(HTTPStatus.BAD_REQUEST, f"Expected {size:,} bytes in the body, got {got:,}.")
                 body[got : got + len(chunk)] = chunk
                 got += len(chunk)
                 self._hold(got)
-        self._unread = 0
+        self._unread = False
         return body
 
     def _received(self, most: int, end: float) -> bytes:
-        """The next bytes, when there are any before the given time."""
+        """The next bytes; TimeoutError where none arrive before a time."""
+        if self._ahead:
+            taken, self._ahead = self._ahead[:most], self._ahead[most:]
+            return taken
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -536,21 +433,22 @@ class Handler(BaseHTTPRequestHandler):
         return self.connection.recv(most)
 
     def _write(self, content: bytes) -> None:
-        """All of it, at no less than the least pace."""
+        """Send content to a client that must read at the least pace or faster."""
         start = time.monotonic()
         for done in range(0, len(content), RATE // 4):
             self.connection.settimeout(max(start + FIRST + done / RATE - time.monotonic(), 0.001))
             self.wfile.write(content[done : done + RATE // 4])
 
     def _drain(self) -> None:
+        """Read and drop what the client still sends: closing earlier could lose the answer on its way."""
         end = time.monotonic() + DRAINED
-        self.disconnect(socket.SHUT_WR)
-        with contextlib.suppress(OSError), self.server.waiting_for(self):
+        _wake(self.connection, socket.SHUT_WR)
+        with contextlib.suppress(OSError), self.server.waiting_for(self.connection):
             while self._received(2**16, end):
                 pass
 
     def _is_there(self) -> bool:
-        """Whether the client still waits: a page drops what it no longer needs."""
+        """Whether the client still waits: a page drops the requests that it no longer needs."""
         if self.server.stopping:  # has ended our side of the connection itself
             return True
         try:
@@ -560,25 +458,30 @@ class Handler(BaseHTTPRequestHandler):
             return False
 
 
-class TurnedAway(Handler):
-    """One connection too many."""
-
-    def handle(self) -> None:
-        """Say so without reading what it asks for."""
-        self.close_connection = True
-        limit = self.server.service.limits.connections
-        why = f"Expected at most {limit} connections, got one more. Try again in a second."
-        self._refuse(Refused(HTTPStatus.SERVICE_UNAVAILABLE, why, Retry_After="1"))
-        self._drain()
+def _is_ours(host: str, names: Container[str]) -> bool:
+    """Whether a Host header is an address, or one of some names."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in names or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
-METHODS: dict[str, Callable[[Handler], Answer]] = {"GET": Handler._get, "HEAD": Handler._get, "POST": Handler._post}
-ACTIONS: dict[str, Callable[[Handler, Served, Any], Answer]] = {
-    "predict": Handler._predict,
-    "draw": Handler._draw,
-    "play": Handler._play,
-    "solve": Handler._solve,
-}
+def _pages(server: Server) -> dict[str, Callable[[], Answer]]:
+    """Answers to GET by address, other than those of single operators."""
+    service, folder = server.service, files("oformer.playground") / "static"
+
+    def health() -> Answer:
+        waiting, solving = len(server.answers), len(server.solvers)
+        return Answer.of({"status": "ok", "models": len(service.models), "waiting": waiting, "solving": solving})
+
+    fixed = {f"/{file}": Answer((folder / file).read_bytes(), f"{kind}; charset=utf-8") for file, kind in PAGE.items()}
+    fixed["/"], fixed["/openapi.json"] = fixed.pop("/index.html"), Answer.of(description(service, __version__))
+    return {
+        **{path: partial(Answer, *answer) for path, answer in fixed.items()},
+        "/health": health,
+        "/v1/models": lambda: Answer.of({"models": [served.summary() for served in service.models.values()]}),
+    }
 
 
 def serve(
@@ -591,7 +494,7 @@ def serve(
     browse: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Serve trained operators until Ctrl-C or a request to end.
+    """Serve trained operators until Ctrl-C.
 
     Args:
         sources: run folders, checkpoints, or names of trained operators.
@@ -600,23 +503,23 @@ def serve(
         name: a host name besides localhost under which people reach it.
         device: of the operators; by default a GPU if there is one.
         browse: open the page in a browser.
-        say: told where it listens, and when it ends.
+        say: called with the address, and with a sentence at the end.
 
     Returns:
         Whether all work has ended; False where a solver, which cannot be interrupted, is still at work in its thread.
     """
     service = Service(named([Predictor(source, device, warn=False) for source in sources]))
-    service.count()
     server = Server(service, host, port, name)
     say(f"{len(service.models)} operator{'s' * (len(service.models) != 1)}: {', '.join(service.models)}")
-    say(f"Listening at {server.address} (Ctrl-C stops)")
-    threading.Thread(target=server.warm, daemon=True).start()
-    if browse:
-        webbrowser.open(server.address)
     loop = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    # Signals interrupt this thread, which only waits, and never the one that accepts connections. Whoever has read the
+    # address may press Ctrl-C, so the block begins before it is printed; without `loop`, shutdown would wait for ever.
     loop.start()
-    # Signals interrupt this thread, which only waits, and never the one that takes up connections.
-    with contextlib.suppress(KeyboardInterrupt), _ends_like_an_interrupt():
+    with contextlib.suppress(KeyboardInterrupt):
+        say(f"Listening at {server.address} (Ctrl-C stops)")
+        threading.Thread(target=server.warm, daemon=True).start()
+        if browse:
+            webbrowser.open(server.address)
         while loop.is_alive():
             loop.join(0.2)
     say(f"Stopping; what is being answered has {service.limits.grace:g} seconds to finish.")
@@ -624,62 +527,24 @@ def serve(
     return server.stop()
 
 
-@contextlib.contextmanager
-def _ends_like_an_interrupt() -> Iterator[None]:
-    """Within the block, a system that asks us to end (SIGTERM) is heard like Ctrl-C."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only there are signals heard
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _question(body: Buffer, kind: str, served: Served, service: Service) -> Question:
-    spec = served.predictor.spec
+def read_question(body: Buffer, kind: str, served: Served, service: Service) -> Question:
+    """The prediction that a body asks for; `kind` is its media type."""
+    spec, schema = served.predictor.spec, predict_schema(service.limits)
     most = service.limits.points * max(1, spec.in_times) * max(3, spec.in_channels)
-    return _question_of_npz(body, most) if kind == NPZ else _question_of_json(body, most, service)
-
-
-def _question_of_json(body: Buffer, most: int, service: Service) -> Question:
+    if kind == NPZ:
+        arrays = read_npz(body, ARRAYS, most)
+        scalars = {name: arrays.pop(name).item() for name in ("resolution", "times") if name in arrays}
+        whole: dict[str, Any] = {name: int(n) if n.is_integer() else n for name, n in scalars.items()}
+        for name, value in whole.items():
+            check_json(value, schema["properties"][name], name)
+        if not arrays.keys() >= {"coords", "values"}:
+            raise InputError("`coords` and `values` in the archive", ", ".join(arrays))
+        return Question(**arrays, **whole)
     content, lists = parse_arrays(body)
-    check_json(content, predict_schema(service.limits))
-    given = [("", "input", content["input"]), ("query_", "query", content.get("query", {}))]
+    check_json(content, schema)
     arrays = {
         f"{prefix}{name}": numbers(value, lists, f"{part}.{name}", most)
-        for prefix, part, values in given
-        for name, value in values.items()
+        for prefix, part in (("", "input"), ("query_", "query"))
+        for name, value in content.get(part, {}).items()
     }
     return Question(**arrays, resolution=content.get("resolution"), times=content.get("times"))
-
-
-def _question_of_npz(body: Buffer, most: int) -> Question:
-    arrays = read_npz(body, ARRAYS, most)
-    for name in ("coords", "values"):
-        if name not in arrays:
-            raise InputError("`coords` and `values` in the archive", ", ".join(arrays))
-    whole = {}
-    for name in ("resolution", "times"):
-        if name in arrays:
-            number = float(arrays.pop(name))
-            if not 1 <= number <= 2**31 or number != int(number):
-                raise InputError(f"a whole number of at least 1 for `{name}`", f"{number:g}")
-            whole[name] = int(number)
-    return Question(**arrays, **whole)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(tuple(place) for place in value) if isinstance(value, list) else value
-
-
-def _version() -> str:
-    try:
-        return version("oformer")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "0"

@@ -3,10 +3,10 @@
 Functions take fields and arrays and return figures; they know nothing of models.
 """
 
-import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,27 +14,59 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field
-from oformer.metrics import Resolution
+from oformer.fields import Field, Sample
+from oformer.metrics import Resolution, relative_l2
 from oformer.plots import style
-from oformer.plots.panel import Panel, check_dimension
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
 FEW = 100  # up to so many input points are drawn one by one: the reader sees what the model saw
+COLUMNS = 3  # panels side by side
+ERROR = "relative L2 error"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One sample and what was predicted for it, in physical units."""
+
+    title: str  # "best", "median", "worst", or what makes this sample worth a look
+    sample: Sample  # without a batch axis
+    prediction: Float[Tensor, "times queries channels"]
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.sample.target.shape)
+        if len(shape) != 3 or self.prediction.shape != shape:
+            raise InputError(
+                f"one sample and a prediction of the target's shape {shape}",
+                str(tuple(self.prediction.shape)),
+                "Predict one sample of a batch, at its own query points",
+            )
+
+    def error(self, time: int, channel: int) -> float:
+        """The relative L2 error of one frame and channel alone."""
+        answer, truth = (v[None, time, None, :, channel, None].double() for v in (self.prediction, self.sample.target))
+        return relative_l2(answer, truth, self.sample.query.weights[None].double()).item()
+
+
+def check_dimension(panels: Sequence[Panel], dim: int, advice: str) -> None:
+    """Refuse an empty figure, and panels of a dimension that it cannot draw."""
+    if not panels:
+        raise InputError("at least one sample to draw", "none")
+    for panel in panels:
+        found = panel.sample.query.coords.shape[-1]
+        if found != dim:
+            raise InputError(f"samples of a {dim}-D problem to draw", f"{found} dimension(s)", advice)
 
 
 def solutions(
     panels: Sequence[Panel],
     *,
-    axis: str = "x",
     input: str = "input",
     target: str = "truth",
     time: int = -1,
     channel: int = 0,
-    columns: int = 3,
 ) -> "matplotlib.figure.Figure":
     """Input, truth and prediction of several samples side by side, with the error beneath each.
 
@@ -43,19 +75,17 @@ def solutions(
 
     Args:
         panels: what to draw, in reading order.
-        axis: the name of the coordinate.
         input: the name of the input.
         target: the name of what is predicted.
         time: which frame of target and prediction; the printed error is that of this frame and channel alone.
         channel: which channel.
-        columns: how many panels go side by side.
     """
-    check_dimension(list(panels), 1, "Fields in two dimensions are drawn by plots.maps")
+    check_dimension(panels, 1, "Fields in two dimensions are drawn by plots.maps")
     counts = sorted(n for panel in panels if (n := int((panel.sample.input.weights > 0).sum())) <= FEW)
     few = "" if not counts else f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-    input, target, axis = style.plain(input), style.plain(target), style.plain(axis)
+    input, target = style.plain(input), style.plain(target)
     names = (f"{input} (input)", f"{input} ({few} input points)", f"{target} (truth)")
-    columns = min(columns, len(panels))
+    columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     with style.styled():
         # A lone panel would be a letterbox at full width.
@@ -78,7 +108,7 @@ def solutions(
                 upper.set_ylabel(target)
                 lower.set_ylabel("error")
             if i + columns >= len(panels):
-                lower.set_xlabel(axis)
+                lower.set_xlabel("x")
         largest = max(abs(limit) for _, lower in axes for limit in lower.dataLim.intervaly)
         # Room above for the printed number; a perfect prediction has a scale too.
         axes[0][1].set_ylim(-1.15 * (largest or 1.0), 1.6 * (largest or 1.0))
@@ -123,14 +153,13 @@ def _draw_solution(
 
 
 def prediction(
-    known: Field, answer: Field, *, axis: str = "x", input: str = "input", target: str = "prediction", channel: int = 0
+    known: Field, answer: Field, *, input: str = "input", target: str = "prediction", channel: int = 0
 ) -> "matplotlib.figure.Figure":
     """The input and what was predicted from it, on a line; several frames go from pale to dark.
 
     Args:
         known: the input, without a batch axis.
         answer: the prediction, without a batch axis.
-        axis: the name of the coordinate.
         input: the name of the input.
         target: the name of what is predicted.
         channel: which channel of the prediction.
@@ -152,7 +181,7 @@ def prediction(
             line = _sorted(answer.coords[:, 0], frame)
             label = style.plain(target) if last else None
             axes.plot(*line, color=style.PREDICTION, alpha=0.25 + 0.75 * i / len(frames), label=label)
-        axes.set_xlabel(style.plain(axis))
+        axes.set_xlabel("x")
         axes.legend(frameon=False)
     return figure
 
@@ -163,20 +192,19 @@ def _sorted(coords: Float[Tensor, " points"], values: Float[Tensor, " points"]) 
     return coords[order].detach().cpu().double().numpy(), values[order].detach().cpu().double().numpy()
 
 
-def loss_curves(records: Sequence[Mapping[str, Any]], title: str = "") -> "matplotlib.figure.Figure":
-    """Training loss, test error and learning rate of a run, from the records of its journal.
+def loss_curves(records: Sequence[Mapping[str, Any]]) -> "matplotlib.figure.Figure":
+    """Training loss, test or validation error, and learning rate of a run, from the records of its journal.
 
     Args:
         records: of every kind; those of other kinds than `train` and `evaluate` are passed over.
-        title: of the figure.
     """
     train = [r for r in records if r.get("kind") == "train" and r.get("loss") is not None]
     tests = [r for r in records if r.get("kind") == "evaluate" and r.get("error") is not None]
-    if not train and not tests:
-        with style.styled():
-            return style.message("nothing recorded yet")
     with style.styled():
         figure = style.new_figure(4.0)
+        if not train and not tests:
+            figure.text(0.5, 0.5, "nothing recorded yet", ha="center", va="center", color=style.MUTED, size=11)
+            return figure
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
         if train:
             steps, losses = _columns(train, "loss")
@@ -186,9 +214,12 @@ def loss_curves(records: Sequence[Mapping[str, Any]], title: str = "") -> "matpl
             lower.set_ylim(bottom=0)
         if tests:
             steps, errors = _columns(tests, "error")
-            upper.plot(steps, errors, color=style.TEST, marker="o", markersize=5, label="test error")
-            _say_last(upper, steps[-1], errors[-1])
-        upper.set_title(style.plain(title))
+            label = f"{tests[-1].get('split', 'test')} error"
+            upper.plot(steps, errors, color=style.TEST, marker="o", markersize=5, label=label)
+            # The last error stands at its point: it is the number that people look for.
+            look: dict[str, Any] = {"color": style.TEST, "weight": "bold", "path_effects": style.halo()}
+            last = style.percent(errors[-1])
+            upper.annotate(last, (steps[-1], errors[-1]), (0, -16), textcoords="offset points", ha="right", **look)
         upper.set_ylabel("loss, relative error")
         style.log_scale(upper, "y")
         upper.legend(loc="upper right", ncols=2)
@@ -202,30 +233,22 @@ def loss_curves(records: Sequence[Mapping[str, Any]], title: str = "") -> "matpl
     return figure
 
 
-def _say_last(axis: "matplotlib.axes.Axes", step: float, error: float) -> None:
-    """Write the number at the end of the test errors: it is what people look for."""
-    look: dict[str, Any] = {"color": style.TEST, "weight": "bold", "path_effects": style.halo()}
-    text = style.percent(error)
-    axis.annotate(text, (step, error), (0, -16), textcoords="offset points", ha="right", **look)
-
-
 def _columns(records: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and numbers; what is missing is a gap in the line."""
     numbers = [math.nan if r.get(name) is None else float(r[name]) for r in records]
     return np.array([r["step"] for r in records], dtype=float), np.array(numbers)
 
 
-def smoothed(values: Float[np.ndarray, " records"], share: float = 0.1) -> Float[np.ndarray, " records"]:
+def smoothed(values: Float[np.ndarray, " records"]) -> Float[np.ndarray, " records"]:
     """The noise taken off: a straight line fitted to the logarithms around each record.
 
     A line instead of a mean, so that the ends of a falling curve are not bent: an exponential stays as it is.
 
     Args:
         values: positive; others are left out of the fits.
-        share: the window's part of all records.
     """
     count = len(values)
-    half = max(3, round(share * count / 2))
+    half = max(3, round(0.05 * count))  # the window holds a tenth of all records
     positions = np.arange(count, dtype=float)
     valid = np.isfinite(values) & (values > 0)
     logs = np.log(np.where(valid, values, 1.0))
@@ -242,22 +265,13 @@ def smoothed(values: Float[np.ndarray, " records"], share: float = 0.1) -> Float
     return result
 
 
-def error_by_resolution(
-    rows: Sequence[Resolution | Mapping[str, Any]],
-    *,
-    axis: str = "input points",
-    value: str = "relative L2 error",
-) -> "matplotlib.figure.Figure":
+def error_by_resolution(rows: Sequence[Resolution]) -> "matplotlib.figure.Figure":
     """The error against the number of points a model is given, on grids and on sparse random points.
 
     Args:
-        rows: as `Resolution` or as mappings with its names, in any order.
-        axis: what is counted.
-        value: what the errors are.
+        rows: in any order.
     """
-    names = [field.name for field in dataclasses.fields(Resolution)]
-    every = [row if isinstance(row, Resolution) else Resolution(**{name: row[name] for name in names}) for row in rows]
-    every.sort(key=lambda row: row.points)
+    every = sorted(rows, key=lambda row: row.points)
     if not every:
         raise InputError("at least one row to draw", "none")
     grids = [r for r in every if r.kind != "sparse"]
@@ -282,8 +296,8 @@ def error_by_resolution(
         _scale_errors(ax, [r.error for r in every])
         style.log_scale(ax, "x", _ticks([r.points for r in grids], [r.points for r in sparse]))
         ax.margins(x=0.1, y=0.12)
-        ax.set_xlabel(style.plain(axis))
-        ax.set_ylabel(style.plain(value))
+        ax.set_xlabel("input points")
+        ax.set_ylabel(ERROR)
         ax.legend(loc="best")
     return figure
 
@@ -313,28 +327,16 @@ def _scale_errors(axis: "matplotlib.axes.Axes", errors: Sequence[float]) -> None
     axis.yaxis.set_major_formatter(lambda share, _: style.percent(share))
 
 
-def error_by_step(
-    errors: Float[Tensor, "samples times"] | Float[np.ndarray, "samples times"],
-    *,
-    times: Sequence[float] | None = None,
-    axis: str = "step",
-    value: str = "relative L2 error",
-) -> "matplotlib.figure.Figure":
+def error_by_step(errors: Float[Tensor, "samples times"]) -> "matplotlib.figure.Figure":
     """How the error grows with time: the median over samples, in a band that holds four of five of them.
 
     Args:
         errors: one row per sample.
-        times: of the steps; without, they are counted from 1.
-        axis: the name of the time axis.
-        value: what the errors are.
     """
-    table = errors.detach().cpu().double().numpy() if isinstance(errors, Tensor) else errors
+    table = errors.detach().cpu().double().numpy()
     if not table.size:
         raise InputError("the errors of at least one sample and step", f"an array of shape {table.shape}")
-    if times is not None and len(times) != table.shape[1]:
-        raise InputError(f"a time for each of {table.shape[1]} steps", f"{len(times)} times")
-    finite = np.isfinite(table).all(1)
-    x = np.arange(1, table.shape[1] + 1) if times is None else np.asarray(times)
+    finite, x = np.isfinite(table).all(1), np.arange(1, table.shape[1] + 1)
     with style.styled():
         figure = style.new_figure(3.4)
         ax = figure.subplots()
@@ -352,10 +354,9 @@ def error_by_step(
             # Left out of the quantiles, never out of sight.
             text = f"{(~finite).sum()} of {len(table)} samples are not finite"
             ax.text(0.99, 0.03, text, transform=ax.transAxes, ha="right", color=style.MUTED)
-        if times is None:
-            style.round_ticks(ax, whole=True)
-        ax.set_xlabel(style.plain(axis))
-        ax.set_ylabel(style.plain(value))
+        style.round_ticks(ax, whole=True)
+        ax.set_xlabel("step")
+        ax.set_ylabel(ERROR)
     return figure
 
 
@@ -364,21 +365,14 @@ _COLORS = (style.PREDICTION, style.SPARSE, style.TEST, style.TRUTH, style.INK, s
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
-def error_over_time(
-    errors: Mapping[str, Sequence[float]],
-    *,
-    axis: str = "step",
-    value: str = "mean relative L2 error",
-) -> "matplotlib.figure.Figure":
+def error_over_time(errors: Mapping[str, Sequence[float]]) -> "matplotlib.figure.Figure":
     """How the mean error of each of several operators grows with time (the paper's figure of temporal trends).
 
     Args:
         errors: of each predicted step, by the name of the operator.
-        axis: the name of the time axis.
-        value: what the errors are.
     """
     curves = {name: {float(i): error for i, error in enumerate(steps, 1)} for name, steps in errors.items()}
-    figure = _curves(curves, {}, axis, value)
+    figure = _curves(curves, {}, "step")
     style.round_ticks(figure.axes[0], whole=True)
     return figure
 
@@ -388,21 +382,19 @@ def error_by_share(
     others: Mapping[str, Mapping[float, float]] | None = None,
     *,
     axis: str = "share of the input points that is given",
-    value: str = "mean relative L2 error",
 ) -> "matplotlib.figure.Figure":
     """The error of several operators against the share of the input points that they are given.
 
     Args:
         errors: by share, in (0, 1], and by the name of the operator.
         others: likewise, of published operators to compare with; gray and dotted.
-        axis: the name of that axis.
-        value: what the errors are.
+        axis: the name of that axis, in one or several lines.
     """
     own, beside = ({name: dict(sorted(row.items())) for name, row in rows.items()} for rows in (errors, others or {}))
     wrong = [share for row in (*own.values(), *beside.values()) for share in row if not 0 < share <= 1]
     if wrong:
         raise InputError("shares above 0 and at most 1", f"{wrong[0]:g}")
-    figure = _curves(own, beside, axis, value)
+    figure = _curves(own, beside, axis)
     figure.axes[0].set_xticks([0.25, 0.5, 0.75, 1.0])
     figure.axes[0].xaxis.set_major_formatter(lambda share, _: style.percent(share))
     return figure
@@ -412,9 +404,8 @@ def _curves(
     curves: Mapping[str, Mapping[float, float]],
     others: Mapping[str, Mapping[float, float]],
     axis: str,
-    value: str,
 ) -> "matplotlib.figure.Figure":
-    """Errors by something, one line for each name, with one legend; those of others gray and dotted."""
+    """One line of errors for each name, with one legend; those of others gray and dotted."""
     if not any(curves.values()):
         raise InputError("at least one curve to draw", "none")
     with style.styled():
@@ -429,7 +420,7 @@ def _curves(
                 color=color, marker=marker, linestyle=dash,
             )  # fmt: skip
         _scale_errors(ax, [error for _, points in drawn for error in points.values()])
-        ax.set_xlabel("\n".join(style.plain(line) for line in axis.split("\n")))
-        ax.set_ylabel(style.plain(value))
+        ax.set_xlabel(axis)
+        ax.set_ylabel(f"mean {ERROR}")
         style.legend_above(figure, {str(line.get_label()): line for line in ax.get_lines()})
     return figure

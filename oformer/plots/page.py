@@ -7,13 +7,9 @@ enough.
 import base64
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oformer.errors import InputError
-from oformer.files import write_text
 from oformer.plots.style import rendered
 
 if TYPE_CHECKING:
@@ -21,7 +17,7 @@ if TYPE_CHECKING:
 
 # What is written under the pictures of a run, by their names.
 CAPTIONS = {
-    "training": "Training loss and test error by training step.",
+    "training": "Training loss by training step, and the error on test samples, or on those held out for validation.",
     "predictions": "The best, the median and the worst of as many test samples as the picture counts: input, true "
     "solution, prediction and their difference.",
     "frames": "The test sample with the median error, at several frames: true solution, prediction, difference.",
@@ -30,74 +26,63 @@ CAPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Heading:
-    """What the next blocks are about."""
-
-    text: str
+def heading(text: str) -> str:
+    """The title of the blocks that follow."""
+    return f"<h2>{escape(text)}</h2>"
 
 
-@dataclass(frozen=True)
-class Text:
-    """Prose; a single string is one paragraph."""
-
-    paragraphs: str | Sequence[str]
+def paragraph(text: str) -> str:
+    """A paragraph of text."""
+    return f"<p>{escape(text)}</p>"
 
 
-@dataclass(frozen=True)
-class Code:
+def code(caption: str, text: str) -> str:
     """Lines to copy, with a sentence about them."""
-
-    caption: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, with a sentence about it."""
-
-    caption: str
-    figure: "matplotlib.figure.Figure"
-    alt: str = ""  # what a reader who cannot see it should know; without it, the caption
+    # What scrolls must be reachable by keyboard, hence the tabindex here and below.
+    return (
+        f"<figure><figcaption>{escape(caption)}</figcaption>"
+        f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre></figure>'
+    )
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header; the first cell of a row names it."""
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str | int | float]]
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.header):
-                raise InputError(
-                    f"{len(self.header)} cells in each row of table `{self.caption}`",
-                    f"{len(row)}: {list(row)}",
-                )
+def picture(caption: str, figure: "matplotlib.figure.Figure") -> str:
+    """A figure as a PNG inside the page, with a sentence about it."""
+    width, height = (round(100 * inches) for inches in figure.get_size_inches())
+    data, caption = base64.b64encode(rendered(figure)).decode(), escape(caption)
+    # Below 50 pixels an inch its text would be too small to read: with less room than that, it scrolls.
+    return (
+        f'<figure><div class="wide" tabindex="0" role="group" aria-label="{caption}">'
+        f'<img src="data:image/png;base64,{data}" alt="{caption}" '
+        f'width="{width}" height="{height}" style="min-width:{width // 2}px"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
 
 
-Block = Heading | Text | Code | Picture | Table
+def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under a header; the first cell of a row names it. Columns of numbers line up at the right."""
+    numeric = [bool(rows) and all(map(_NUMBER.match, column)) for column in zip(*rows, strict=True)]
+    style = [' class="number"' * is_numeric for is_numeric in numeric] or [""] * len(header)
+    # A header without a name would be read aloud as one: an empty cell heads nothing.
+    head = "".join(
+        f'<th scope="col"{s}>{escape(name)}</th>' if name else "<td></td>"
+        for s, name in zip(style, header, strict=True)
+    )
+    body = "\n".join(
+        f'<tr><th scope="row"{style[0]}>{escape(row[0])}</th>'
+        + "".join(f"<td{s}>{escape(cell)}</td>" for s, cell in zip(style[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    caption = escape(caption)
+    return (
+        f'<div class="wide" tabindex="0" role="group" aria-label="{caption}"><table>'
+        f"<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
 
 
-@dataclass(frozen=True)
-class Page:
-    """A page from top to bottom."""
-
-    title: str
-    subtitle: str
-    sections: Sequence[Block]
-
-
-def write_page(path: Path, page: Page) -> None:
-    """Write the page, whole or not at all."""
-    write_text(path, page_html(page))
-
-
-def page_html(page: Page) -> str:
-    """The page as HTML."""
-    body = "\n".join(_BLOCKS[type(block)](block) for block in page.sections)
+def page_html(title: str, subtitle: str, blocks: Sequence[str]) -> str:
+    """A page of blocks from top to bottom; each is what one of the functions above returns."""
+    body = "\n".join(blocks)
     # The policy makes the browser keep our promise: pictures from this very file, no scripts, nothing else.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return f"""<!DOCTYPE html>
@@ -107,14 +92,14 @@ def page_html(page: Page) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(page.title)}</title>
+<title>{escape(title)}</title>
 <style>{_CSS}</style>
 </head>
 <body>
 <main>
 <header>
-<h1>{escape(page.title)}</h1>
-<p>{escape(page.subtitle)}</p>
+<h1>{escape(title)}</h1>
+<p>{escape(subtitle)}</p>
 </header>
 {body}
 </main>
@@ -123,67 +108,8 @@ def page_html(page: Page) -> str:
 """
 
 
-def _heading(block: Heading) -> str:
-    return f"<h2>{escape(block.text)}</h2>"
-
-
-def _text(block: Text) -> str:
-    paragraphs = [block.paragraphs] if isinstance(block.paragraphs, str) else block.paragraphs
-    return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
-
-
-def _code(block: Code) -> str:
-    # What scrolls must be reachable by keyboard, hence the tabindex here and below.
-    return (
-        f"<figure><figcaption>{escape(block.caption)}</figcaption>"
-        f'<pre tabindex="0"><code>{escape(block.text.rstrip())}</code></pre></figure>'
-    )
-
-
-def _picture(block: Picture) -> str:
-    width, height = (round(100 * inches) for inches in block.figure.get_size_inches())
-    data = base64.b64encode(rendered(block.figure)).decode()
-    # Below 50 pixels an inch its text would be too small to read: with less room than that, it scrolls.
-    return (
-        f'<figure><div class="wide" tabindex="0" role="group" aria-label="{escape(block.caption)}">'
-        f'<img src="data:image/png;base64,{data}" alt="{escape(block.alt or block.caption)}" '
-        f'width="{width}" height="{height}" style="min-width:{width // 2}px"></div>'
-        f"<figcaption>{escape(block.caption)}</figcaption></figure>"
-    )
-
-
-def _table(block: Table) -> str:
-    rows = [[_cell(cell) for cell in row] for row in block.rows]
-    numeric = [bool(rows) and all(_NUMBER.match(row[i]) for row in rows) for i in range(len(block.header))]
-    style = [' class="number"' if is_numeric else "" for is_numeric in numeric]
-    # A header without a name would be read aloud as one: an empty cell heads nothing.
-    head = "".join(
-        f'<th scope="col"{s}>{escape(name)}</th>' if name else "<td></td>"
-        for s, name in zip(style, block.header, strict=True)
-    )
-    body = "\n".join(
-        "<tr>"
-        + f'<th scope="row"{style[0]}>{escape(row[0])}</th>'
-        + "".join(f"<td{s}>{escape(c)}</td>" for s, c in zip(style[1:], row[1:], strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="wide" tabindex="0" role="group" aria-label="{escape(block.caption)}"><table>'
-        f"<caption>{escape(block.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
-
-
-def _cell(value: str | int | float) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
 # Cells such as 1,024, -0.5, 1.3e-3, 0.35%, 12 ms, 2.1x, and a dash for none: a column of them lines up right.
 _NUMBER = re.compile(r"^(?:[-−+]?[\d.,]+(?:e[-+]?\d+)?\s?\S{0,4}|nan|[-–—]?)$", re.IGNORECASE)
-
-_BLOCKS = {Heading: _heading, Text: _text, Code: _code, Picture: _picture, Table: _table}
 
 _CSS = """
 :root { --ink: #1f2328; --muted: #57606a; --line: #d8dee4; --soft: #f6f8fa; --paper: #fff; }

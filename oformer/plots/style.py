@@ -90,13 +90,6 @@ def plain(name: str) -> str:
     return printable(" " * name.startswith("_") + name, "").replace("$", r"\$")
 
 
-def message(text: str) -> "matplotlib.figure.Figure":
-    """A figure that says why there is nothing to see."""
-    figure = new_figure(1.6)
-    figure.text(0.5, 0.5, text, ha="center", va="center", color=MUTED, size=11)
-    return figure
-
-
 def legend_above(figure: "matplotlib.figure.Figure", handles: Mapping[str, Any]) -> None:
     """One legend for all axes, above them, in as many columns as fit; its lines add to the height."""
     width, height = figure.get_size_inches()

@@ -6,16 +6,15 @@ for the place they are in bridge a hole or a notch of the domain, and are left o
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from oformer.errors import InputError, unknown_name
-from oformer.fields import Sample
+from oformer.errors import InputError
+from oformer.fields import Field
 from oformer.plots import style
 
 if TYPE_CHECKING:
@@ -32,17 +31,9 @@ class Raster:
     """The pixels of a regular grid."""
 
     grid: tuple[int, int]
-    note: str = ""
-
-    @property
-    def shown(self) -> slice:
-        """The points in view, which choose the colors: all of them."""
-        return slice(None)
-
-    @property
-    def ratio(self) -> float:
-        """Height over width."""
-        return 1.0
+    note: ClassVar[str] = ""
+    shown: ClassVar[slice] = slice(None)  # the points in view, which choose the colors: all of them
+    ratio: ClassVar[float] = 1.0  # height over width
 
     def draw(self, axis: "matplotlib.axes.Axes", values: Float[np.ndarray, " points"], **colors: Any) -> Any:
         """Color the pixels; the first coordinate goes right and the second up, as people draw axes."""
@@ -57,7 +48,7 @@ class Scattered:
 
     points: np.ndarray  # (points, 2)
     triangles: np.ndarray | None  # (triangles, 3); None to draw dots
-    kept: np.ndarray = field(repr=False)  # which of the values belong to the points
+    kept: np.ndarray  # which of the values belong to the points
     window: Window | None = None  # the part in view
     outlined: bool = False  # whether the triangles' border is that of the domain
     note: str = ""  # what the picture added to the data, to be said beneath it
@@ -96,7 +87,7 @@ class Scattered:
             drawn = axis.scatter(x, y, c=inner, s=4, linewidths=0, **colors)
         else:
             # Thousands of shaded triangles are a picture also in a file of vectors.
-            mesh = Triangulation(x, y, self._visible)
+            mesh = Triangulation(x, y, self.triangles)
             drawn = axis.tripcolor(mesh, inner, shading="gouraud", rasterized=True, **colors)
             if self.outlined:
                 self._outline(axis)
@@ -124,22 +115,10 @@ class Scattered:
         )  # fmt: skip
 
     @functools.cached_property
-    def _visible(self) -> np.ndarray:
-        """The triangles that reach into the view."""
-        assert self.triangles is not None
-        left, right, bottom, top = self.box
-        corners = self.points[self.triangles]
-        low, high = corners.min(1), corners.max(1)
-        inside = (low[:, 0] <= right) & (high[:, 0] >= left) & (low[:, 1] <= top) & (high[:, 1] >= bottom)
-        return self.triangles[inside]
-
-    @functools.cached_property
     def _border(self) -> np.ndarray:
         """The edges that only one triangle has."""
         assert self.triangles is not None
-        edges = np.sort(
-            np.concatenate([self.triangles[:, [0, 1]], self.triangles[:, [1, 2]], self.triangles[:, [2, 0]]])
-        )
+        edges = np.sort(self.triangles[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2))
         unique, count = np.unique(edges, axis=0, return_counts=True)
         return unique[count == 1]
 
@@ -170,11 +149,17 @@ class Scattered:
 Surface = Raster | Scattered
 
 
-def surface(sample: Sample, grid: tuple[int, int] | None = None, window: Window | None = None) -> Surface:
-    """Where to draw a sample's queries: the grid, else its triangles, else Delaunay's, else dots.
+def surface(
+    field: Field,
+    cells: Int[Tensor, "_cells _corners"] | None = None,
+    grid: tuple[int, int] | None = None,
+    window: Window | None = None,
+) -> Surface:
+    """Where to draw a field: on its grid, else on its triangles, else on Delaunay's, else as dots.
 
     Args:
-        sample: without a batch axis.
+        field: without a batch axis.
+        cells: corners of the cells between its points; used where they are triangles.
         grid: points along each axis, row-major, if they are on one.
         window: the part in view; by default all. On a grid there is no other.
     """
@@ -184,12 +169,10 @@ def surface(sample: Sample, grid: tuple[int, int] | None = None, window: Window 
         return Raster(grid)
     if window is not None and not (window[0] < window[1] and window[2] < window[3]):
         raise InputError("a window (left, right, bottom, top)", str(window), "Left is less than right, bottom than top")
-    coords, weights = sample.query.coords.double().numpy(), sample.query.weights.numpy()
+    coords, weights = field.coords.double().numpy(), field.weights.numpy()
     every = np.arange(len(coords))
-    if sample.cells and sample.cells[0].shape[1] == 3:
-        cells = sample.cells[0].numpy()
-        if cells.size and cells.min() >= 0 and cells.max() < len(coords):
-            return Scattered(coords, cells, every, window, outlined=True)
+    if cells is not None and cells.shape[1] == 3 and len(cells) and 0 <= cells.min() <= cells.max() < len(coords):
+        return Scattered(coords, cells.numpy(), every, window, outlined=True)
     kept = every[weights > 0]  # padding has no place of its own
     triangles = _delaunay(coords[kept])
     note = "points, no triangles given" if triangles is None else "triangles by Delaunay"
@@ -216,25 +199,3 @@ def _delaunay(points: np.ndarray) -> np.ndarray | None:
     usual = twice[order][np.minimum(first[:-1] + np.diff(first) // 4, len(order) - 1)]
     fits = lengths.max(1) <= _BRIDGE * usual[triangles].max(1)
     return triangles[fits] if fits.any() else None
-
-
-def channel_index(channel: int | str, names: Sequence[str], count: int) -> int:
-    """Which channel is meant, by number or by name.
-
-    Args:
-        channel: a number, or one of the names.
-        names: of the channels, as far as they are known.
-        count: how many channels there are.
-    """
-    if isinstance(channel, str):
-        if channel not in names:
-            raise unknown_name("channel", channel, names)
-        return list(names).index(channel)
-    if not -count <= channel < count:
-        raise InputError(f"a channel between 0 and {count - 1}", str(channel), "Count from 0, or give a name")
-    return channel % count
-
-
-def vectors_of(values: Float[Tensor, "times points channels"], channels: tuple[int, int]) -> np.ndarray:
-    """Two channels as vectors (times, points, 2)."""
-    return values[..., list(channels)].double().numpy()

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Batch, Card, Field, Picture, Sample, Spec
 from oformer.meshes.airfoil import Naca
 from oformer.meshes.cache import mesh_of
-from oformer.meshes.triangles import Mesh
 from oformer.problems.base import Problem, Undo
 from oformer.seeds import numpy_generator
-from oformer.solvers.euler_fv import PUBLISHED, Flow, Numerics, Precision, solve
+from oformer.solvers.euler_fv import PUBLISHED, Numerics, Precision, solve
 
 REGION = (-0.1, 1.4, -1.2, 1.2)  # left, right, bottom, top in chords: where the paper measures its error
 
@@ -131,26 +130,11 @@ class Airfoil(Problem):
         return {name: low + (high - low) * share[:, k] for k, (name, (low, high)) in enumerate(bounds)}
 
     def solve(self, state: dict[str, Tensor]) -> list[Sample]:
-        """Solve on the nodes that are stored; all samples share one tensor of coordinates.
-
-        Args:
-            state: `mach` and `angle`; with `mirrored`, the mesh of those samples is upside down.
-        """
+        """Solve on the nodes that are stored; all samples share one tensor of coordinates."""
         mach, angle = state["mach"].to(torch.float64), state["angle"].to(torch.float64)
         if mach.ndim != 1 or angle.shape != mach.shape:
             raise InputError("`mach` and `angle` of shape (batch,)", f"{tuple(mach.shape)} and {tuple(angle.shape)}")
-        mirrored = state.get("mirrored", torch.zeros_like(mach)).bool()
-        samples: dict[int, Sample] = {}
-        for flip in (False, True):
-            chosen = (mirrored == flip).nonzero()[:, 0]
-            if len(chosen):
-                solved = self._solve(
-                    _flipped(mesh_of(self.mesh)) if flip else mesh_of(self.mesh), mach[chosen], angle[chosen]
-                )
-                samples.update(zip(chosen.tolist(), solved, strict=True))
-        return [samples[k] for k in range(len(mach))]
-
-    def _solve(self, mesh: Mesh, mach: Float[Tensor, "batch"], angle: Float[Tensor, "batch"]) -> list[Sample]:
+        mesh = mesh_of(self.mesh)
         flow = solve(
             mesh.points,
             mesh.triangles,
@@ -162,7 +146,8 @@ class Airfoil(Problem):
             precision=self.precision,
             numerics=self.numerics,
         )
-        values = self._channels(flow)
+        moving = flow.velocity if self.stored == "velocity" else flow.momentum
+        values = torch.cat([moving, flow.density[..., None], flow.pressure[..., None]], -1).to(torch.float64)
         points = mesh.points.to(mach.device)
         low, high = points.amin(0), points.amax(0)
         kind = mesh.marks.to(points)[:, None]
@@ -170,7 +155,7 @@ class Airfoil(Problem):
         query = Field.of(points, kind[None])
         return [
             Sample(
-                input=Field(points, torch.cat([known, constant], -1), query.weights),
+                input=query.with_values(torch.cat([known, constant], -1)),
                 query=query,
                 target=later,
                 parameters={"mach": m, "angle": a},
@@ -187,10 +172,6 @@ class Airfoil(Problem):
             for times, channels in ((spec.in_times, spec.in_channels), (spec.out_times, spec.out_channels), (1, 1))
         )
         return Sample(Field.of(mesh.points, known), Field.of(mesh.points, kind), wanted, cells=(mesh.triangles,))
-
-    def _channels(self, flow: Flow) -> Float[Tensor, "batch frames points 4"]:
-        moving = flow.velocity if self.stored == "velocity" else flow.momentum
-        return torch.cat([moving, flow.density[..., None], flow.pressure[..., None]], -1).to(torch.float64)
 
     def symmetries(self, batch: Batch) -> int:
         """None, and the mirror image about the chord: exact on any mesh, for the points move with their values."""
@@ -219,8 +200,3 @@ class Airfoil(Problem):
             parameters=parameters,
         )
         return changed, lambda predicted: mirrored(predicted, UPWARD)
-
-
-def _flipped(mesh: Mesh) -> Mesh:
-    """Upside down; corners stay in their order, which the solver's numbering follows."""
-    return dataclasses.replace(mesh, points=mesh.points * mesh.points.new_tensor([1.0, -1.0]))

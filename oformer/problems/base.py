@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Batch, Card, Field, Sample, Spec
+from oformer.fields import Batch, Card, Sample, Spec
 
 Undo = Callable[[Tensor], Tensor]  # values predicted for a changed batch, as the unchanged one would have them
 
@@ -59,16 +59,19 @@ class Problem:
         solved = self.solve({name: tensor.to(device) for name, tensor in state.items()})
         if torch.device(device).type == "cpu":
             return solved
-        # What samples share travels once and stays shared.
+        # A tensor that samples share is copied once and stays shared.
         here: dict[int, Tensor] = {}
 
-        def bring(field: Field) -> Field:
-            return Field(*(here.setdefault(id(t), t.cpu()) for t in (field.coords, field.values, field.weights)))
+        def copied(tensor: Tensor) -> Tensor:
+            if id(tensor) not in here:
+                here[id(tensor)] = tensor.cpu()
+            return here[id(tensor)]
 
-        return [
-            dataclasses.replace(sample.to("cpu"), input=bring(sample.input), query=bring(sample.query))
-            for sample in solved
-        ]
+        return [sample.map(copied) for sample in solved]
+
+    def finer(self) -> "Problem | None":
+        """The problem whose samples are the same functions at twice the resolution; None where there is none."""
+        return None
 
     def typical(self) -> Sample:
         """A sample of the usual size, from which a dataset's is estimated; its values do not matter."""
@@ -147,5 +150,5 @@ def permuted(
     def undo(values: Tensor) -> Tensor:
         return torch.empty_like(values).scatter_(2, source[:, None, :, None].expand_as(values), signed(values))
 
-    known = dataclasses.replace(batch.input, values=move(batch.input.values))
+    known = batch.input.with_values(move(batch.input.values))
     return dataclasses.replace(batch, input=known, target=move(batch.target)), undo

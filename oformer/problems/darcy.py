@@ -99,11 +99,7 @@ class Darcy(Problem):
         u = solve(a, self.source)
         query = Field.of(cell_grid(grid, (1.0, 1.0)).to(a.device))
         return [
-            Sample(
-                input=Field(query.coords, medium.reshape(1, -1, 1), query.weights),
-                query=query,
-                target=pressure.reshape(1, -1, 1),
-            )
+            Sample(query.with_values(medium.reshape(1, -1, 1)), query, pressure.reshape(1, -1, 1))
             for medium, pressure in zip(a, u, strict=True)
         ]
 

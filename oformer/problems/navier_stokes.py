@@ -7,6 +7,7 @@ strong as that makes them. Coordinates are fractions j/n of the period; the rele
 last point is the first one again.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,14 +159,13 @@ class NavierStokes(Problem):
         known, later = frames.to(torch.float64).flatten(2)[..., None].tensor_split([self.in_times], 1)
         query = Field.of(periodic_grid((self.points, self.points), (1.0, 1.0)).to(initial.device))
         return [
-            Sample(
-                input=Field(query.coords, before, query.weights),
-                query=query,
-                target=after,
-                parameters={"viscosity": nu},
-            )
+            Sample(query.with_values(before), query, after, parameters={"viscosity": nu})
             for before, after, nu in zip(known, later, viscosity, strict=True)
         ]
+
+    def finer(self) -> "NavierStokes":
+        """The initial state and the solver stay: twice as many of the same values are stored."""
+        return dataclasses.replace(self, points=2 * self.points)
 
     def symmetries(self, batch: Batch) -> int:
         """4n exact symmetries on n x n points: 256 on 64 x 64.

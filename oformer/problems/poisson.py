@@ -201,7 +201,7 @@ class PoissonProblem(Problem):
         values[..., :2] = move(values[..., :2], batch.input.weights > 0)
         for first in VECTORS:
             values[..., first : first + 2] = values[..., first : first + 2] @ q.mT
-        input = dataclasses.replace(moved(batch.input), values=values[:, None])
+        input = moved(batch.input).with_values(values[:, None])
         same = batch.query.coords is batch.input.coords
         query = dataclasses.replace(batch.query, coords=input.coords) if same else moved(batch.query)
         changed = dataclasses.replace(
@@ -232,26 +232,25 @@ class PoissonProblem(Problem):
 def default_numbers(shape: ShapeName) -> list[float]:
     """Of the geometry of a shape as published without mesh augmentation; filled with zeros."""
     known: dict[ShapeName, list[float]] = {
-        "square": [15.0],
-        "disc": [15.0],
+        "square": [15.0, 0.0, 0.0],
+        "disc": [15.0, 0.0, 0.0],
         "annulus": [0.12, *CENTER],
         "l": [0.5, 0.5, 0.0],
-        "u": [0.5, 0.75],
+        "u": [0.5, 0.75, 0.0],
     }
-    return _filled(known[shape])
+    return known[shape]
 
 
 def random_numbers(shape: ShapeName, generator: np.random.Generator) -> list[float]:
-    """The same, randomized as published."""
+    """Of the geometry of a shape, randomized as published; filled with zeros."""
     if shape in ("square", "disc"):
-        return _filled(
-            [15.0 + int(generator.uniform(-8, 5))]
-        )  # 8 to 19; int cuts towards zero, so 15 is twice as likely
+        # From 8 to 19; int cuts towards zero, so 15 is twice as likely.
+        return [15.0 + int(generator.uniform(-8, 5)), 0.0, 0.0]
     if shape == "annulus":
-        return _filled([generator.uniform(0.05, 0.25), *generator.uniform(0.35, 0.65, 2)])
+        return [generator.uniform(0.05, 0.25), *generator.uniform(0.35, 0.65, 2).tolist()]
     if shape == "l":
-        return _filled([*generator.uniform(0.2, 0.8, 2), float(generator.integers(4))])
-    return _filled([generator.uniform(0.2, 0.6), generator.uniform(0.2, 0.8)])
+        return [*generator.uniform(0.2, 0.8, 2).tolist(), float(generator.integers(4))]
+    return [generator.uniform(0.2, 0.6), generator.uniform(0.2, 0.8), 0.0]
 
 
 def geometry_of(shape: ShapeName, numbers: Sequence[float]) -> Shape:
@@ -264,10 +263,6 @@ def geometry_of(shape: ShapeName, numbers: Sequence[float]) -> Shape:
     if shape == "annulus":
         return Annulus(a, (b, c))
     return LShape(a, b, int(c)) if shape == "l" else UShape(a, b)
-
-
-def _filled(numbers: Sequence[float]) -> list[float]:
-    return [float(number) for number in numbers] + [0.0] * (3 - len(numbers))
 
 
 def _check_state(state: dict[str, Tensor]) -> None:
@@ -326,7 +321,7 @@ class _Domain:
         """Of the mesh and this source."""
         values = self.known.clone()
         values[:, 2] = source
-        known = Field(self.query.coords, values[None], self.query.weights)
+        known = self.query.with_values(values[None])
         return Sample(known, self.query, target, parameters, cells=(self.mesh.triangles,))
 
 

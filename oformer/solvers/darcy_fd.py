@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from oformer.checks import check_finite
 from oformer.errors import InputError, SolverDiverged
-from oformer.fields import check_finite
 from oformer.solvers.fourier import irfft, rfft
 
 EVERY = 8  # iterations between two looks at the residual on a GPU; each look makes the host wait

@@ -58,7 +58,7 @@ class Tables(NamedTuple):
 
 def tables_of(dual: MedianDual, dtype: torch.dtype, device: torch.device) -> Tables:
     """The tables of a mesh, from its dual."""
-    n, degree = len(dual.volumes), dual.degrees
+    n, degree = len(dual.volumes), dual.real.sum(0)  # degree: how many neighbors each node has
     area = dual.normals.norm(dim=0)
     unit = dual.normals / area.clamp_min(torch.finfo(torch.float64).tiny)
     inside = (torch.arange(n) < dual.far).double()

@@ -27,9 +27,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from oformer.checks import check_finite
 from oformer.errors import InputError, SolverDiverged, unknown_name
-from oformer.fields import check_finite
-from oformer.gpu import fused_kernels
+from oformer.gpu import CudaGraphs, Work, fused_kernels
 from oformer.solvers.euler_flux import GAMMA, border, residual, sweep, tables_of, update
 from oformer.solvers.median_dual import MedianDual, median_dual
 
@@ -139,29 +139,8 @@ def solve(
     return solver.march(None, free_stream(mach.double(), angle.double()), frames=frames, time_step=time_step)
 
 
-def forces(
-    points: Float[Tensor, "points 2"],
-    triangles: Int[Tensor, "cells 3"],
-    marks: Int[Tensor, "points"],
-    pressure: Float[Tensor, "batch points"],
-    *,
-    mach: Float[Tensor, "batch"],
-    angle: Float[Tensor, "batch"],
-    chord: float = 1.0,
-) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
-    """Lift and drag of all walls, from their pressure, over the dynamic pressure of the free stream and the chord."""
-    dual = median_dual(points, triangles, marks)
-    outward = dual.border[:, dual.wall :].to(pressure.device)
-    # Around a closed body a constant pressure does nothing; without it, less is lost in rounding.
-    excess = pressure[:, dual.order[dual.wall :].to(pressure.device)].double() - PRESSURE
-    force = excess @ outward.T / (GAMMA / 2 * PRESSURE * mach.double()[:, None] ** 2 * chord)
-    turn = torch.deg2rad(angle.double())
-    lift = force[:, 1] * torch.cos(turn) - force[:, 0] * torch.sin(turn)
-    return lift, force[:, 0] * torch.cos(turn) + force[:, 1] * torch.sin(turn)
-
-
 class EulerSolver:
-    """The equations on one mesh: `march` in time or to the `steady` state, from any flow and in any free stream.
+    """The equations on one mesh: `march` in time, from any flow and in any free stream.
 
     Trajectories are solved in groups of fixed size, the last one filled up with repetitions: lanes of a processor then
     see the same arithmetic whoever is beside them, and one compiled function serves all groups.
@@ -227,7 +206,7 @@ class EulerSolver:
         weight = self._column(1.5 / time_step * self.dual.volumes)
         half = self._column(0.5 / time_step * self.dual.volumes)
 
-        def advance(iterations: int) -> None:
+        def advance(iterations: int = self.numerics.newton) -> None:
             """One step, in place."""
             push = (now - before) * half
             new = now
@@ -237,66 +216,23 @@ class EulerSolver:
             now.copy_(new)
 
         steps, first = frames[-1] + 1, self.numerics.start_steps
-        # Recording a step pays off after some; the steps of the start must have compiled all that is in it.
-        graph = self.device.type == "cuda" and first > 0 and steps > first + LOOK
-        usual = _replayed(advance, self.numerics.newton) if graph else advance
+        # On a GPU a step is some hundred short kernels. Recording it pays off after some steps; those of the start must
+        # have compiled all that is in it.
+        record = CudaGraphs(self.device) if self.device.type == "cuda" and 0 < first < steps - LOOK else None
+        usual: Work = advance
         kept, records = set(frames), []
         for step in range(steps):
+            if step == first and record is not None:
+                usual = record(advance, 0)
             if step < first:
                 advance(self.numerics.start_newton)
             else:
-                usual(self.numerics.newton)
+                usual()
             if step in kept:
                 records.append(now[..., : group.size].clone())
             if step in kept or step % LOOK == 0:
                 self._check(now, step + 1, (step + 1) * time_step)
         return torch.stack(records, -1)
-
-    @torch.no_grad()
-    def steady(
-        self,
-        initial: Flow | None,
-        free: Flow,
-        *,
-        tolerance: float = 1e-6,
-        courant: float = 20.0,
-        iterations: int = 5000,
-    ) -> Flow:
-        """The steady flow, of shape (batch, points), by the same iteration with a local time step that grows.
-
-        Args:
-            initial: of shape (batch, points); the free stream if left out.
-            free: the free stream, of shape (batch, 1).
-            tolerance: of the residual of density, relative to that of the start, in the Euclidean norm.
-            courant: the Courant number that the local step grows to.
-            iterations: at most.
-
-        Raises:
-            SolverDiverged: the iterations were used up, or density or pressure were no longer positive and finite.
-        """
-        kernels = self._kernels(iterations)
-        length = self._column((self.dual.normals.norm(dim=0).sum(0)) + self.dual.border.norm(dim=0))
-        speed = float((free.velocity.norm(dim=-1) + (GAMMA * free.pressure / free.density).sqrt()).max())
-        done = []
-        for group in self._groups(initial, free, None):
-            now, still = group.now, torch.zeros_like(group.now)
-            start, worst = None, math.inf
-            for step in range(iterations):
-                ramp = min(1.0, 0.05 * 1.05**step)
-                now = self._newton(kernels, now, now, still, length * (speed / (courant * ramp)), group.free)
-                if step % 50 and step < iterations - 1:
-                    continue
-                self._check(now, step + 1, 0.0)
-                balance = kernels.residual(now, now, still, length, group.free, self.tables, self.numerics.scheme)[0]
-                norm = (balance[0] / self._column(self.dual.volumes)).norm(dim=0)
-                start = norm.clamp_min(torch.finfo(norm.dtype).tiny) if start is None else start
-                worst = float((norm / start).max())
-                if worst <= tolerance:
-                    break
-            else:
-                raise SolverDiverged("euler_fv, not yet steady,", iterations, 0.0, worst)
-            done.append(now[..., : group.size])
-        return self._flow(torch.cat(done, -1))
 
     def _newton(
         self, kernels: "_Kernels", state: Tensor, now: Tensor, push: Tensor, weight: Tensor, free: Tensor
@@ -313,8 +249,14 @@ class EulerSolver:
         wanted = self.compiled
         if wanted is None:
             enough = steps * len(self.dual.volumes) >= WORTH_COMPILING
-            wanted = self.device.type == "cuda" or (enough and _has_compiler())
-        if wanted and fused_kernels(self.device) and self.dtype == torch.float32 and self.numerics.scheme == "jst":
+            compilers = os.environ.get("CXX", "g++"), "g++", "clang++"  # those that torch.compile would find
+            wanted = self.device.type == "cuda" or (enough and any(map(shutil.which, compilers)))
+        if (
+            wanted
+            and fused_kernels(self.device, "euler")
+            and self.dtype == torch.float32
+            and self.numerics.scheme == "jst"
+        ):
             return _fused_kernels()
         return _compiled_kernels() if wanted else _Kernels(residual, sweep, update)
 
@@ -369,22 +311,6 @@ class _Group(NamedTuple):
     size: int  # lanes that are not repetitions
 
 
-def _replayed(advance: Callable[[int], None], iterations: int) -> Callable[[int], None]:
-    """The same step, recorded at its first call and replayed: on a GPU it is some hundred short kernels."""
-    graph: torch.cuda.CUDAGraph | None = None
-
-    def replay(wanted: int) -> None:
-        nonlocal graph
-        assert wanted == iterations, "a recorded step has the iterations it was recorded with"
-        if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # runs nothing
-                advance(iterations)
-        graph.replay()
-
-    return replay
-
-
 class _Kernels(NamedTuple):
     residual: Callable
     sweep: Callable
@@ -412,11 +338,6 @@ def _fused_kernels() -> _Kernels:
         return fused_residual(state, now, push, weight, free, t, at_border)
 
     return _Kernels(balance, fused_sweep, changed)
-
-
-def _has_compiler() -> bool:
-    """Whether there is a compiler for C++ that `torch.compile` would find."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def _conserved(flow: Flow) -> Float[Tensor, "4 points lanes"]:

@@ -20,16 +20,9 @@ _NODES = 4  # per program
 
 
 def fused_residual(state: Tensor, now: Tensor, push: Tensor, weight: Tensor, free: Tensor, t: Any, border: Callable):
-    """The balance of a step with JST and what the sweeps need; see `euler_flux.residual`.
+    """The balance of a step with JST and what the sweeps need, with the arguments of `euler_flux.residual`.
 
-    Args:
-        state: (4, n, lanes), the iterate.
-        now: (4, n, lanes), the state that the step begins with.
-        push: (4, n, lanes), V/(2 dt) times the change of the step before.
-        weight: (n, 1), 3 V/(2 dt).
-        free: (4, 1, lanes), the free stream.
-        t: tables of the mesh.
-        border: (state, free, inverse, tables) to the fluxes at border nodes and the blocks at wall nodes.
+    `border` takes (state, free, inverse, t) and gives the fluxes at border nodes and the blocks at wall nodes.
     """
     _, n, lanes = state.shape
     state, now, push = state.contiguous(), now.contiguous(), push.contiguous()
@@ -94,6 +87,7 @@ def _sums(
     at = node[:, None] * LANES + lane[None, :]
     field: tl.constexpr = N * LANES
     rho, u, v, p, h, c = _primitive(state, at, field, mask)
+    # Spectral radius through the border of the domain.
     length = tl.load(border_area + node, mask=exists, other=0.0)[:, None]
     bx = tl.load(border_x + node, mask=exists, other=0.0)[:, None]
     by = tl.load(border_y + node, mask=exists, other=0.0)[:, None]
@@ -101,6 +95,7 @@ def _sums(
     fastest = total
     bend0 = tl.zeros((NODES, BLOCK), tl.float32)
     bend1, bend2, bend3, jump, level = bend0, bend0, bend0, bend0, bend0
+    # Differences to each neighbor, and the spectral radius through the face between.
     for k in range(SLOTS):
         j = tl.load(neighbors + k * N + node, mask=exists, other=0)
         x = tl.load(nx + k * N + node, mask=exists, other=0.0)[:, None]

@@ -12,12 +12,12 @@ from oformer.errors import InputError
 
 def rfft(values: Float[Tensor, "batch points"]) -> Complex[Tensor, "batch modes"]:
     """Values on the n points of a period to their coefficients."""
-    return torch.fft.rfft(_never_one(values), norm="forward")[: len(values)]
+    return torch.fft.rfft(never_one(values), norm="forward")[: len(values)]
 
 
 def irfft(spectrum: Complex[Tensor, "batch modes"], points: int) -> Float[Tensor, "batch points"]:
     """Coefficients to values on any number of points; coefficients that are not given are zero."""
-    return torch.fft.irfft(_never_one(spectrum), points, norm="forward")[: len(spectrum)]
+    return torch.fft.irfft(never_one(spectrum), points, norm="forward")[: len(spectrum)]
 
 
 def resample(values: Float[Tensor, "batch points"], points: int) -> Float[Tensor, "batch queries"]:
@@ -46,11 +46,11 @@ def resample(values: Float[Tensor, "batch points"], points: int) -> Float[Tensor
     return values[:, ::stride].contiguous()
 
 
-def _never_one(rows: Tensor) -> Tensor:
-    """A lone row twice.
+def never_one(batch: Tensor) -> Tensor:
+    """The batch, with a lone row or field twice.
 
     For some lengths (64, 5000, 8192...) MKL transforms a single row by another algorithm than two or more,
     and the last bits differ. From two rows on, a row's result depends neither on its neighbors nor on their
     number.
     """
-    return rows.repeat(2, 1) if len(rows) == 1 else rows
+    return torch.cat([batch, batch]) if len(batch) == 1 else batch

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from oformer.checks import check_finite
 from oformer.errors import InputError
-from oformer.fields import check_finite
 
 INTERIOR, WALL, FAR = 0, 1, 2  # marks of nodes
 
@@ -36,11 +36,6 @@ class MedianDual:
     real: Float[Tensor, "slots points"]  # one where there is a neighbor, zero in padded slots
     border: Float[Tensor, "2 points"]  # outward; zero inside
     volumes: Float[Tensor, "points"]
-
-    @property
-    def degrees(self) -> Float[Tensor, "points"]:
-        """How many neighbors each node has."""
-        return self.real.sum(0)
 
 
 def median_dual(

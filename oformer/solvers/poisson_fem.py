@@ -1,10 +1,10 @@
-"""Poisson's equation on triangles: -Δu = f inside, u given on edges, by quadratic finite elements, in float64.
+"""Poisson's equation on triangles: -Δu = f inside, u = 0 on held edges, by quadratic finite elements, in float64.
 
 The potential is continuous and quadratic on each triangle; where the border follows a circle its edges are bent to
 quadratic ones through a point on the circle (isoparametric elements), so that a round domain costs no order. The
 gradient is the L2 projection of ∇u on continuous, piecewise linear functions. Both are reported at the mesh points.
 
-Where u is given: an edge is held if both of its ends and its middle satisfy a predicate, and then so are its ends and
+Where u is zero: an edge is held if both of its ends and its middle satisfy a predicate, and then so are its ends and
 its middle; edges inside the domain may be held too. This is what the legacy FEniCS of the published data does with
 `DirichletBC(space, value, predicate)`. It differs from holding points: a point that satisfies the predicate while all
 of its neighbors do not stays free, and so does the middle of an edge that cuts a corner between two held points.
@@ -24,13 +24,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from oformer.errors import InputError, SolverDiverged
-from oformer.fields import check_finite
+from oformer.checks import check_finite
+from oformer.errors import InputError, SolverDiverged, optional_module
 from oformer.meshes.triangles import Mesh, edge_middles
 
 Predicate = Callable[[Float[Tensor, "points 2"]], Bool[Tensor, "points"]]
-Function = Callable[[Float[Tensor, "points 2"]], Float[Tensor, "points"]]
 
+SCIKIT_FEM = "finite elements (scikit-fem)", "pip install oformer[mesh]"
 QUADRATURE = 5  # degree to which integrals are exact on straight triangles: that of u f with f cubic
 
 
@@ -46,12 +46,12 @@ class Poisson:
 
         Args:
             mesh: any.
-            held: where u is given; by default on the whole border.
+            held: where u is zero; by default on the whole border.
 
         Raises:
             InputError: no edge is held, or scikit-fem is not installed.
         """
-        skfem = _skfem()
+        skfem = optional_module("skfem", *SCIKIT_FEM)
         self.mesh = mesh
         n = len(mesh.points)
         flat = skfem.MeshTri(mesh.points.mT.contiguous().numpy(), mesh.triangles.mT.contiguous().numpy())
@@ -82,37 +82,18 @@ class Poisson:
             chosen = satisfied[edges].all(1) & satisfied[n:]
         if not bool(chosen.any()):
             raise InputError(
-                "at least one edge on which u is given", "none", "Without it u is unique to a constant only"
+                "at least one edge on which u is zero", "none", "Without it u is unique to a constant only"
             )
         self.held: Bool[Tensor, "nodes"] = torch.zeros(len(self.nodes), dtype=torch.bool)
         self.held[edges[chosen].flatten()] = True
         self.held[n:] = chosen
         self._free = np.flatnonzero(~self.held.numpy())
 
-    def load(self, source: Function) -> Float[Tensor, "nodes"]:
-        """The integrals of a source, known everywhere, against the quadratic basis functions."""
-        x = np.asarray(self._basis.global_coordinates())
-        values = source(torch.from_numpy(x.reshape(2, -1).T.copy())).numpy().reshape(x.shape[1:])
-        skfem = _skfem()
-        return torch.from_numpy(skfem.LinearForm(lambda v, w: values * v).assemble(self._basis))
-
-    def potential(
-        self, load: Float[Tensor, "nodes *batch"], values: Float[Tensor, "nodes"] | None = None
-    ) -> Float[Tensor, "nodes *batch"]:
-        """u at the mesh points and at the middles of the edges.
-
-        Args:
-            load: integrals against the basis functions.
-            values: of u at the held nodes (others are ignored); zero if left out.
-        """
+    def potential(self, load: Float[Tensor, "nodes *batch"]) -> Float[Tensor, "nodes *batch"]:
+        """u at the mesh points and the middles of the edges, from integrals against the quadratic basis functions."""
         check_finite("load", load)
         u = np.zeros(tuple(load.shape))
         right = load.numpy()[self._free]
-        if values is not None:
-            check_finite("values", values)
-            given = np.where(self.held.numpy(), values.numpy(), 0.0).reshape(-1, *(1,) * (load.ndim - 1))
-            u += given
-            right = right - (self.stiffness @ np.broadcast_to(given, u.shape))[self._free]
         if len(self._free):
             u[self._free] = self._factorized.solve(np.ascontiguousarray(right))
         if not np.isfinite(u).all():
@@ -163,22 +144,14 @@ class Poisson:
 
     @cached_property
     def _factorized(self):
-        from scipy.sparse.linalg import splu
-
-        return splu(self.stiffness[self._free][:, self._free].tocsc())
+        return _splu(self.stiffness[self._free][:, self._free])
 
     @cached_property
     def _factorized_mass(self):
-        from scipy.sparse.linalg import splu
-
-        return splu(self._mass.tocsc())
+        return _splu(self._mass)
 
 
-def _skfem():
-    try:
-        import skfem
-    except ImportError as error:
-        raise InputError(
-            "scikit-fem for finite elements", "none installed", "Install it with `pip install oformer[mesh]`"
-        ) from error
-    return skfem
+def _splu(matrix):
+    from scipy.sparse.linalg import splu
+
+    return splu(matrix.tocsc())

@@ -15,6 +15,8 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.solvers.fourier import irfft
 
+ALIASED = "Use more points or fewer modes; this grid takes the highest for lower ones"
+
 
 @dataclass(frozen=True)
 class Matern:
@@ -56,7 +58,7 @@ def periodic_line(noise: Float[Tensor, "batch 2 modes"], points: int, law: Mater
         raise InputError(
             f"more than {2 * modes} points for a random field of {modes} modes",
             str(points),
-            "Use more points or fewer modes; this grid takes the highest for lower ones",
+            ALIASED,
         )
     k = torch.arange(1, modes + 1, dtype=torch.float64, device=noise.device)
     s = math.sqrt(2) * law.deviation((2 * math.pi * k) ** 2)
@@ -86,7 +88,7 @@ def periodic_plane(
         raise InputError(
             f"at least {modes} points for a random field of {modes} modes per axis",
             str(points),
-            "Use more points or fewer modes; this grid takes the highest for lower ones",
+            ALIASED,
         )
     m = modes // 2
     k = torch.arange(-m, m + 1, dtype=torch.float64, device=noise.device)
@@ -117,7 +119,7 @@ def neumann_square(
         raise InputError(
             f"at least {noise.shape[1]} x {noise.shape[2]} points for a random field of as many modes",
             f"{points[0]} x {points[1]}",
-            "Use more points or fewer modes; this grid takes the highest for lower ones",
+            ALIASED,
         )
     k, m = (torch.arange(n, dtype=torch.float64, device=noise.device) for n in noise.shape[1:])
     s = law.deviation(math.pi**2 * (k[:, None] ** 2 + m**2)) * math.sqrt(2) ** ((k[:, None] > 0).double() + (m > 0))

@@ -1,9 +1,13 @@
-"""The steps at which a solver of fixed time steps records its state."""
+"""What solvers of fixed time steps share: the steps at which they record, and a check of the state."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
-from oformer.errors import InputError
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oformer.errors import InputError, SolverDiverged
 
 
 def steps_at(times: Sequence[float], dt: float, last: int | None = None) -> list[int]:
@@ -27,3 +31,17 @@ def steps_at(times: Sequence[float], dt: float, last: int | None = None) -> list
                 f"The nearest is {step * dt:g}; or change the steps",
             )
     return record
+
+
+def rms(state: Float[Tensor, "batch *grid"]) -> Float[Tensor, "batch"]:
+    """The root mean square of each sample."""
+    return state.square().mean(tuple(range(1, state.ndim))).sqrt()
+
+
+def check_norms(
+    solver: str, state: Float[Tensor, "batch *grid"], bound: Float[Tensor, "batch"], step: int, time: float
+) -> None:
+    """Refuse a state of more than twice the norm that a solution can have: long before it is infinite, it is none."""
+    norms = rms(state)
+    if not bool((norms <= 2 * bound).all()):
+        raise SolverDiverged(solver, step, time, float(norms.nan_to_num(nan=torch.inf).max()))

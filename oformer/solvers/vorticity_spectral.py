@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from oformer.errors import InputError, SolverDiverged, unknown_name
-from oformer.fields import check_finite
+from oformer.checks import check_finite
+from oformer.errors import InputError, unknown_name
 from oformer.gpu import CudaGraphs, fused_kernels
 from oformer.meshes.grids import periodic_grid
-from oformer.solvers.time_steps import steps_at
+from oformer.solvers.fourier import never_one
+from oformer.solvers.time_steps import check_norms, rms, steps_at
 
 Scheme = Literal["rk4", "euler-cn"]
 RightHandSide = Callable[[Tensor, Tensor], Tensor]  # (state, where to write) to what was written
@@ -80,24 +81,31 @@ def solve(
         raise InputError("a positive `time_step`", str(time_step))
     record = steps_at(times, time_step)
 
+    # The march: fused kernels where they can run, or plain code.
     n = initial.shape[-1]
     modes = Modes(n, initial.device)
-    start, push = _rms(initial), _rms(forcing[None])
+    start, push = rms(initial), rms(forcing[None])
+    fits = scheme == "rk4" and initial.dtype == torch.float32 and n in FUSED_SIZES
     if fused is None:
-        fused = scheme == "rk4" and initial.dtype == torch.float32 and fused_kernels(initial.device)
-        fused = fused and n in FUSED_SIZES
-    if fused and scheme != "rk4":
-        raise InputError("scheme `rk4` for the fused kernels", f"`{scheme}`", "Leave `fused` out")
+        fused = fits and fused_kernels(initial.device, "vorticity")
+    if fused and not fits:
+        raise InputError(
+            f"scheme `rk4`, float32 and {', '.join(map(str, FUSED_SIZES))} points per axis for the fused kernels",
+            f"`{scheme}`, {initial.dtype} and {n}",
+            "Leave `fused` out",
+        )
     if fused:
         march = _fused_march(modes, initial, nu, forcing, start + push * times[-1], time_step)
     else:
         march = _plain_march(modes, initial, nu, forcing, time_step, scheme)
+    # From record to record; values that grow more than the forcing can make them are refused.
     frames = initial.new_empty((len(initial), len(record), -(-n // stride), -(-n // stride)))
     done = 0
     for frame, until in enumerate(record):
         w = _irfft2(modes.fill(march(until - done)), n)
         done = until
-        _check_state(w, start + push * (until * time_step), until, until * time_step)
+        # The norm grows by at most the norm of the forcing.
+        check_norms("vorticity_spectral", w, start + push * (until * time_step), until, until * time_step)
         frames[:, frame] = w[:, ::stride, ::stride]
     return frames
 
@@ -161,12 +169,6 @@ def _plain_march(modes: Modes, initial: Tensor, nu: Tensor, forcing: Tensor, tim
 def _fused_march(
     modes: Modes, initial: Tensor, nu: Tensor, forcing: Tensor, largest: Tensor, time_step: float
 ) -> March:
-    if initial.dtype != torch.float32 or modes.points not in FUSED_SIZES:
-        raise InputError(
-            f"float32 and {', '.join(map(str, FUSED_SIZES))} points per axis for the fused kernels",
-            f"{initial.dtype} and {modes.points}",
-            "Leave `fused` out",
-        )
     from oformer.solvers.vorticity_kernels import FusedRungeKutta  # needs Triton
 
     force = _push(modes, forcing.to(initial.dtype))
@@ -258,25 +260,11 @@ def _buffer(decay: Tensor, like: Tensor) -> Tensor:
 
 
 def _rfft2(values: Float[Tensor, "batch points points"]) -> Complex[Tensor, "batch rows columns"]:
-    """With the same bits in any batch: MKL transforms a lone field of some sizes in another way (see `fourier`)."""
-    company = values.repeat(2, 1, 1) if len(values) == 1 else values
-    return torch.fft.rfft2(company, norm="forward")[: len(values)]
+    return torch.fft.rfft2(never_one(values), norm="forward")[: len(values)]
 
 
 def _irfft2(spectrum: Complex[Tensor, "batch rows columns"], points: int) -> Float[Tensor, "batch {points} {points}"]:
-    company = spectrum.repeat(2, 1, 1) if len(spectrum) == 1 else spectrum
-    return torch.fft.irfft2(company, (points, points), norm="forward")[: len(spectrum)]
-
-
-def _rms(w: Float[Tensor, "batch points points"]) -> Float[Tensor, "batch"]:
-    return w.square().mean((1, 2)).sqrt()
-
-
-def _check_state(w: Tensor, bound: Float[Tensor, "batch"], step: int, time: float) -> None:
-    """The norm grows by at most the norm of the forcing, so twice that is no solution, long before it is infinite."""
-    norms = _rms(w)
-    if not bool((norms <= 2 * bound).all()):
-        raise SolverDiverged("vorticity_spectral", step, time, float(norms.nan_to_num(nan=math.inf).max()))
+    return torch.fft.irfft2(never_one(spectrum), (points, points), norm="forward")[: len(spectrum)]
 
 
 def _check_settings(initial: Tensor, nu: Tensor, forcing: Tensor, stride: int) -> None:
@@ -295,7 +283,7 @@ def _check_settings(initial: Tensor, nu: Tensor, forcing: Tensor, stride: int) -
     for name, field in (("initial", initial), ("forcing", forcing[None])):
         check_finite(name, field)
         mean = field.mean((1, 2)).abs()
-        if bool((mean > 1e-5 * _rms(field)).any()):
+        if bool((mean > 1e-5 * rms(field)).any()):
             raise InputError(
                 f"`{name}` of zero mean", f"{float(mean.max()):g}", "A periodic flow has no other; subtract it"
             )

@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Batch, Field
-from oformer.nn.rotary import once_per_grid
+from oformer.fields import Batch
 from oformer.nn.sums import points_split
 from oformer.processes import stop_with_parent
 
@@ -68,13 +67,10 @@ class Ranks:
         if not self.splits_points:
             return batch
 
-        def field(f: Field) -> Field:
-            return Field(self._our_part(f.coords, -2), self._our_part(f.values, -2), self._our_part(f.weights, -1))
-
         return dataclasses.replace(
             batch,
-            input=field(batch.input),
-            query=field(batch.query),
+            input=batch.input.map_points(self._our_part),
+            query=batch.query.map_points(self._our_part),
             target=self._our_part(batch.target, -2),
             cells=None,
         )
@@ -87,9 +83,9 @@ class Ranks:
         missing = size - part.shape[axis]
         if not missing:
             return part
-        shape = list(part.shape[1:])
+        shape = list(part.shape)
         shape[axis] = missing
-        return once_per_grid(lambda t: torch.cat([t, t.new_zeros((t.shape[0], *shape))], axis), part)
+        return torch.cat([part, part.new_zeros(shape)], axis)
 
     def all_points(
         self, part: Float[Tensor, "batch times part channels"], points: int

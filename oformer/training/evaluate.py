@@ -14,12 +14,13 @@ from torch import Tensor
 
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader
+from oformer.engine.runners import Plain
 from oformer.errors import InputError
 from oformer.fields import Batch
 from oformer.files import finite_json
 from oformer.meshes.grids import thinning
-from oformer.metrics import Resolution, relative, squared
-from oformer.models.base import Operator
+from oformer.metrics import Resolution, channel_units, relative, relative_by_channel, squared
+from oformer.models.operator import Operator
 from oformer.problems.base import Problem
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.losses import Region
@@ -96,7 +97,7 @@ def _number(content: Any) -> Any:
 
 
 def errors(
-    operator: Operator,
+    operator: Operator | Plain,
     dataset: PointDataset,
     batch: int = 16,
     problem: Problem | None = None,
@@ -107,7 +108,7 @@ def errors(
     """Predict every sample of the dataset and compare, on the device where the operator lives.
 
     Args:
-        operator: trained.
+        operator: trained, or a runner of it.
         dataset: whose samples are predicted.
         batch: samples at once.
         problem: whose symmetries are averaged over.
@@ -116,36 +117,39 @@ def errors(
         ranks: who share the work; each returns the errors of all samples.
     """
     rank, world = ranks.share
-    device = next(operator.parameters()).device
+    runner = _runner(operator)
+    device = runner.operator.origin.device
     with Loader(dataset, batch, seed=0, device=device, rank=rank, world=world, shuffle=False) as loader:
-        return errors_of(operator, loader, problem, average, region, ranks)
+        return errors_of(runner, loader, problem, average, region, ranks)
 
 
 @torch.no_grad()
 def errors_of(
-    operator: Operator,
+    operator: Operator | Plain,
     loader: Loader,
     problem: Problem | None = None,
     average: int = 1,
     region: Region | None = None,
     ranks: Ranks = ALONE,
 ) -> Errors:
-    """The same with a loader that is kept from one evaluation to the next; it gives each rank its share."""
+    """`errors` with a loader that is kept from one evaluation to the next; it gives each rank its share."""
     if average != 1 and problem is None:
         raise InputError("a problem whose symmetries are known for an average over them", "data alone")
+
+    runner = _runner(operator)
 
     def predict(part: Batch) -> Tensor:
         ours = ranks.our_points(part)
         with ranks.points_together():
-            prediction = operator(ours.input, ours.query, part.target.shape[1])
+            prediction = runner(ours.input, ours.query, part.target.shape[1])
         return ranks.all_points(prediction, part.query.points)
 
-    dataset, was_training = loader.dataset, operator.training
-    operator.eval()
+    dataset, was_training = loader.dataset, runner.operator.training
+    runner.operator.eval()
     rows = []
     try:
         # A compiled model would be compiled once more for a short last batch.
-        for part in loader.epoch(filled=operator.compiled is not None):
+        for part in loader.epoch(filled=runner.compiles):
             prediction = predict(part) if problem is None or average == 1 else problem.averaged(predict, part, average)
             fields = (prediction - part.target, part.target)
             found = [squared(values, part.query.weights).flatten(1) for values in fields]
@@ -153,7 +157,7 @@ def errors_of(
                 found.append(_momentum(region, prediction, part))
             rows.append(torch.cat(found, 1))
     finally:
-        operator.train(was_training)
+        runner.operator.train(was_training)
     indices, (_, world) = loader.epoch_indices(), ranks.share
     shape = dataset.spec.out_times, dataset.spec.out_channels
     widths = [math.prod(shape), math.prod(shape), 0 if region is None else 3]
@@ -164,11 +168,10 @@ def errors_of(
         table = ranks.sum(table)
     error, size, momentum = table.split(widths, 1)
     error, size = error.unflatten(1, shape), size.unflatten(1, shape)
-    # Channels may have other units: each is measured by its root mean square over the split.
-    unit = size.mean((0, 1)).clamp_min(torch.finfo(size.dtype).tiny)
-    scale = operator.target_scale.scale
+    unit = channel_units(size)
+    scale = runner.operator.target_scale.scale
     return Errors(
-        relative=relative((error / unit).sum((1, 2)), (size / unit).sum((1, 2))),
+        relative=relative_by_channel(error, size),
         by_step=relative((error / unit).sum(2), (size / unit).sum(2)),
         squared=error.mean(1),
         batch=loader.batch,
@@ -194,7 +197,7 @@ def _momentum(region: Region, prediction: Tensor, part: Batch) -> Float[Tensor, 
 
 
 def evaluate(
-    operator: Operator,
+    operator: Operator | Plain,
     dataset: PointDataset,
     batch: int = 16,
     problem: Problem | None = None,
@@ -234,7 +237,7 @@ def _near(momentum: Float[Tensor, "samples 3"], batch: int) -> Momentum:
 
 
 def resolution_sweep(
-    operator: Operator,
+    operator: Operator | Plain,
     dataset: PointDataset,
     shares: Sequence[float] = (0.3,),
     batch: int = 16,
@@ -245,13 +248,13 @@ def resolution_sweep(
     Rows that the stored data cannot give (no finer grid, scattered points) or the model cannot read are left out.
 
     Args:
-        operator: trained.
+        operator: trained, or a runner of it.
         dataset: the test split, under the view it was trained on.
         shares: of the input points, in (0, 1).
         batch: samples at once.
         trained_error: the mean error on the dataset as it is, where it was measured already.
     """
-    rows = []
+    rows, runner = [], _runner(operator)
     trained, full = dataset.spec.grid, dataset.source_spec.grid
     if trained is not None and full is not None:
         for factor in (0.5, 1.0, 2.0):
@@ -262,29 +265,34 @@ def resolution_sweep(
                 except InputError:
                     continue
             seen = dataset.with_view(dataclasses.replace(dataset.view, points=points))
-            if not _readable(operator, seen):
+            if not _readable(runner, seen):
                 continue
             if factor == 1.0 and trained_error is not None:
                 error = trained_error
             else:
-                error = evaluate(operator, seen, batch).error
+                error = evaluate(runner, seen, batch).error
             label = " x ".join(map(str, points)) + " points"
             kind = "trained" if factor == 1.0 else "resolution"
             rows.append(Resolution(label, math.prod(points), error, kind))
     for share in shares:
         view = dataclasses.replace(dataset.view, keep=share)
         sparse = dataset.with_view(view)
-        if not _readable(operator, sparse):
+        if not _readable(runner, sparse):
             continue
-        scores = evaluate(operator, sparse, batch)
+        scores = evaluate(runner, sparse, batch)
         rows.append(Resolution(f"{share:.0%} of the input points", sparse[0].input.points, scores.error, "sparse"))
     return rows
 
 
-def _readable(operator: Operator, dataset: PointDataset) -> bool:
+def _runner(operator: Operator | Plain) -> Plain:
+    """The runner itself, or one for the operator."""
+    return operator if isinstance(operator, Plain) else Plain(operator)
+
+
+def _readable(runner: Plain, dataset: PointDataset) -> bool:
     """Whether the model reads such points."""
     try:
-        operator.model.check(dataset[0].input.batched(), dataset[0].query.batched())
+        runner.operator.model.check(dataset[0].input.batched(), dataset[0].query.batched())
     except InputError:
         return False
     return True

@@ -1,25 +1,28 @@
-"""What a run writes down while it goes: JSON lines, a progress bar, and TensorBoard where it is installed."""
+"""The record of a run while it trains: JSON lines, a progress bar, and TensorBoard where it is installed."""
 
 import contextlib
 import importlib.util
 import json
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from oformer.errors import InputError
 from oformer.files import finite_json, said_plainly, write_text
-from oformer.terminal import printable, say
+from oformer.terminal import ProgressBar, say
 
 JOURNAL = "journal.jsonl"
 
 
 class Journal:
-    """One JSON object a line; the truth of a run, from which its curves are drawn."""
+    """The file journal.jsonl, one JSON object a line, from which the curves of a run are drawn."""
 
     def __init__(self, folder: Path, step: int, tensorboard: bool = True):
-        """Open the journal to go on from a step: what was written beyond it is forgotten, since it is done again."""
+        """Open the journal to go on from a step; records of later steps are deleted, since the steps are done again."""
         self.path = folder / JOURNAL
         self.board = None
         with said_plainly(self.path):
@@ -34,7 +37,7 @@ class Journal:
                 self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, kind: str, step: int, **content: Any) -> None:
-        """Append a record and hand it to the operating system at once; refuse where the file is no longer there."""
+        """Append a record and flush it to the operating system; refused where the file was deleted or replaced."""
         with said_plainly(self.path):
             # An open file can be written when its folder is deleted, and nobody would ever read it.
             if not os.path.samestat(os.fstat(self.file.fileno()), self.path.stat()):
@@ -51,11 +54,18 @@ class Journal:
                         self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Finish writing."""
+        """Close the file and the TensorBoard events."""
         with said_plainly(self.path), contextlib.ExitStack() as stack:
             stack.callback(self.file.close)
             if self.board is not None:
                 stack.callback(self.board.close)
+
+
+def hardware(device: torch.device, processes: int = 1) -> str:
+    """The name of the GPU, or processor and threads, as journals and checkpoints state it."""
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
+    return name if processes == 1 else f"{processes} x {name}"
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:
@@ -74,44 +84,29 @@ class Console:
     def __init__(self, name: str, steps: int, done: int, quiet: bool = False):
         """Start showing a run of `steps` steps of which `done` are behind it."""
         self.quiet, self.steps = quiet, steps
-        self.bar = None
-        if not quiet and sys.stderr.isatty():
-            from rich.console import Console as Terminal
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self.bar = Progress(
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(),
-                console=Terminal(stderr=True),
-                transient=False,
-            )
-            self.task = self.bar.add_task(printable(name), total=steps, completed=done, numbers="")
-            self.bar.start()
+        self.bar = ProgressBar(name, steps, done) if not quiet and sys.stderr.isatty() else None
 
     def show(self, step: int, **numbers: float) -> None:
-        """Where the run stands."""
+        """Update the bar, or print a line, with the step and numbers such as the loss."""
         text = _numbers(numbers)
         if self.bar is not None:
-            self.bar.update(self.task, completed=step, total=self.steps, numbers=text)
+            self.bar.show(step, text)
         elif not self.quiet:
             left = numbers.get("steps_per_second", 0)
             time_left = f", {_duration((self.steps - step) / left)} left" if left else ""
             print(f"step {step}/{self.steps}  {text}{time_left}", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         if self.bar is not None:
-            self.bar.console.print(printable(text), highlight=False, markup=False, emoji=False)
+            self.bar.say(text)
         elif not self.quiet:
             say(text)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop the progress bar."""
         if self.bar is not None:
-            self.bar.stop()
+            self.bar.close()
 
 
 def _numbers(numbers: dict[str, float]) -> str:
@@ -119,7 +114,6 @@ def _numbers(numbers: dict[str, float]) -> str:
         "loss": "loss {:.4g}",
         "rate": "rate {:.2g}",
         "steps_per_second": "{:.1f} steps/s",
-        "error": "test {:.3%}",
     }
     return "  ".join(formats[name].format(value) for name, value in numbers.items() if name in formats)
 

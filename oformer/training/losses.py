@@ -17,7 +17,7 @@ from oformer.errors import InputError
 from oformer.fields import Batch, Field
 from oformer.meshes.subsets import inside
 from oformer.metrics import squared
-from oformer.models.base import Operator
+from oformer.models.operator import Operator
 from oformer.nn.sums import over_points
 
 Kind = Literal["relative-sequence", "relative-step", "squared"]
@@ -86,7 +86,7 @@ class Loss:
         return self.of(operator, batch, operator.predict_normalized(batch.input, batch.query, times))
 
     def of(self, operator: Operator, batch: Batch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The same from what the model of an operator said, on its unit scale."""
+        """The loss of a batch and its parts, given predictions on the operator's unit scale."""
         prediction, target = operator.on_scale(values, batch, self.scale)
         errors = self.error(prediction, target, batch.query.weights)
         if self.by_points:

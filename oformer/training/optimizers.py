@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from oformer.errors import unknown_name
 from oformer.gpu import Record, Work, kernels_on
-from oformer.models.base import Operator
+from oformer.models.operator import Operator
 
 BETA2, EPSILON = 0.999, 1e-8  # of Adam, torch's defaults
 
@@ -66,7 +66,7 @@ class Adam(torch.optim.Optimizer):
         settings = {"lr": lr, "beta1": beta1, "weight_decay": weight_decay, "decoupled": decoupled, "amsgrad": amsgrad}
         super().__init__(parameters, settings)
         device, single = parameters[0].device, all(p.dtype == torch.float32 for p in parameters)
-        self._kernels = kernels_on(device, "oformer.training.adam_kernels") if steady and single else None
+        self._kernels = kernels_on(device, "adam") if steady and single else None
         self._table: tuple[list[int], Tensor] | None = None  # addresses, and what the kernel makes of them
         self.count = torch.zeros(())
         self.numbers = torch.zeros(5, dtype=parameters[0].dtype, device=parameters[0].device)

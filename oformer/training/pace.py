@@ -49,7 +49,7 @@ class Pace:
             reached: how much of it earlier calls trained.
             minutes: the time budget of the whole run; None: each training step is a step of the recipe.
             spent: the minutes of the budget that earlier calls took.
-            evaluation: batches of the test split: a guess of the duration of an evaluation, in training steps.
+            evaluation: batches of the scored samples: a guess of the duration of an evaluation, in training steps.
             started: `time.monotonic()` at the beginning of the call.
             device: where steps are computed, to wait for it before the clock is read.
             ranks: the processes that train together; the clock of the first one counts for all.

@@ -16,10 +16,15 @@ from oformer.training.schedules import Drop, Halving, Horizon, OneCycle
 
 @dataclass(frozen=True)
 class Data:
-    """Which samples, and how they are looked at."""
+    """The samples of a recipe, and the view through which the model sees them.
+
+    With `validation`, training leaves the test samples alone: the last `validation` training samples are held out, and
+    are the ones that are scored while training, by which `patience` stops, and by which settings should be chosen.
+    """
 
     train: int  # the first so many samples of the dataset
     test: int  # the last so many
+    validation: int = 0  # the last so many of the training samples, held out; 0: the test samples are scored
     seed: int = 0
     view: View = View()
     storage: Literal["float32", "float16"] = "float32"
@@ -27,11 +32,22 @@ class Data:
     def __post_init__(self) -> None:
         if self.train < 1 or self.test < 1:
             raise InputError("at least one training and one test sample", f"{self.train} and {self.test}")
+        if not 0 <= self.validation < self.train:
+            raise InputError(
+                f"`data.validation` from 0 to {self.train - 1}",
+                str(self.validation),
+                f"At least one of the {self.train:,} training samples must be left to train on",
+            )
+
+    @property
+    def scored(self) -> Literal["test", "validation"]:
+        """The split that is scored while training."""
+        return "validation" if self.validation else "test"
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the weights are found."""
+    """The settings by which the weights are trained."""
 
     steps: int
     batch: int = 16
@@ -50,10 +66,11 @@ class Training:
     log_every: int = 50
     patience: int | None = None  # stop after so many evaluations without a better one; None: never
     seed: int = 1
-    precision: Precision = "float32"  # of products on a GPU; a CPU computes in float32 whatever stands here
+    precision: Precision = "float32"  # of products on a GPU; a CPU computes in float32 with any of them
     compile: bool | None = None  # the model, for each shape it meets; None: on a GPU yes, on a CPU no
     capture: bool | None = None  # whole steps as CUDA graphs, one for each shape; None: on a GPU yes, on a CPU no
-    recompute: bool = False  # keep what enters the blocks and steps of a model, compute the rest again: less memory
+    # Activation checkpointing: store the inputs of blocks and steps, recompute the rest in the backward pass.
+    recompute: bool = False
     chunk: int | None = None  # points of a batch in the model at once: samples of any size, in more time
 
     def __post_init__(self) -> None:
@@ -76,7 +93,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named experiment, complete."""
+    """A named experiment: data, model, training and normalization."""
 
     name: str
     data: Data
@@ -85,7 +102,7 @@ class Recipe:
     normalization: Normalization = Normalization()
     # None: no generator; give data of your own with --data
     problem: Problem | None = None
-    spec: Spec | None = None  # of the data where no generator says it
+    spec: Spec | None = None  # of the data, where no problem states it
     paper: str = ""  # the row of the paper, and its error
 
     def __post_init__(self) -> None:
@@ -118,6 +135,7 @@ class Recipe:
         return self.spec
 
     def describe(self) -> str:
-        """One line for lists."""
-        t = self.training
-        return f"{t.steps:,} steps of {t.batch}, {self.data.train:,} + {self.data.test:,} samples"
+        """Steps, batch and numbers of samples in one line, for lists of recipes."""
+        t, data = self.training, self.data
+        held_out = f" ({data.validation:,} held out)" if data.validation else ""
+        return f"{t.steps:,} steps of {t.batch}, {data.train:,}{held_out} + {data.test:,} samples"

@@ -1,4 +1,4 @@
-"""What changes while training goes on: the learning rate, the horizon, the points that are dropped.
+"""Settings that change while training goes on: the learning rate, the horizon, the points that are dropped.
 
 Each is a pure function of the position on the schedule (and a seed). The position, counted from zero, is the number of
 the step, or a fraction between two of them where a time budget chooses it (`oformer/training/pace.py`).
@@ -68,8 +68,11 @@ class Horizon:
     last: int | None = None  # the longest one; None: all frames of a sample
 
     def at(self, step: float, steps: int, times: int) -> int:
-        """How many frames to predict at a position on a schedule of `steps`, of `times` in all."""
-        times = min(times, self.last or times)
+        """The number of frames to predict, of `times` in all, at a position on a schedule of `steps`.
+
+        A position before the first step counts as the first.
+        """
+        times, step = min(times, self.last or times), max(step, 0.0)
         if step >= self.ramp * steps:
             return times
         progress = 2 * step / (self.ramp * steps)
@@ -91,7 +94,7 @@ def begin_later(batch: Batch, times: int, generator: torch.Generator) -> Batch:
     chosen = (starts + torch.arange(known.shape[1] + times)).to(target.device)
     frames = torch.cat([known, target], 1).take_along_dim(chosen[:, :, None, None], 1)
     known, target = frames.tensor_split([known.shape[1]], 1)
-    return dataclasses.replace(batch, input=dataclasses.replace(batch.input, values=known), target=target)
+    return dataclasses.replace(batch, input=batch.input.with_values(known), target=target)
 
 
 def with_noise(batch: Batch, level: float, scale: Tensor, generator: torch.Generator) -> Batch:
@@ -107,7 +110,7 @@ def with_noise(batch: Batch, level: float, scale: Tensor, generator: torch.Gener
     drawn = torch.Generator(values.device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
     noise = torch.randn(values.shape, generator=drawn, device=values.device, dtype=values.dtype)
     values = values + level * scale.to(values) * noise
-    return dataclasses.replace(batch, input=dataclasses.replace(batch.input, values=values))
+    return dataclasses.replace(batch, input=batch.input.with_values(values))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The gradients of a training step: plainly, through a compiled model, or replayed from a CUDA graph.
+"""The gradients of a training step: by a runner of the operator, or replayed from a CUDA graph.
 
 On a GPU a small model waits for Python, which starts hundreds of kernels a step. So the model is compiled for each
 shape it meets, and forward pass, loss and backward pass are recorded once for each shape of batch and horizon. A shape
@@ -6,27 +6,25 @@ is computed plainly when it is first met, since that may be the only time, and r
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from oformer.engine.runners import Chunked, Compiled, Plain
 from oformer.errors import InputError
 from oformer.fields import Batch
 from oformer.gpu import CudaGraphs, Record, Work
-from oformer.models.base import Operator, Precision
-from oformer.models.chunked import InChunks
-from oformer.nn.rotary import expanded
+from oformer.models.base import Precision
+from oformer.models.operator import Operator
+from oformer.nn.shared_grids import expanded
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.recipe import Training
 
-# From an operator, a batch, and what the model said of it on unit scale to the loss and its parts.
+# From an operator, a batch, and predicted values on unit scale to the loss and its parts.
 Measure = Callable[[Operator, Batch, Tensor], tuple[Tensor, dict[str, Tensor]]]
 RECORDS = 32  # shapes that are recorded; further ones are computed plainly
-# Shapes that the model is compiled for, counting evaluation. torch's own limit, 8, would leave the others uncompiled.
-COMPILED_SHAPES = 64
 
 
 def used_precision(settings: Training, device: torch.device) -> Precision:
@@ -78,7 +76,7 @@ class Stepper:
         """Compile the model and prepare recording, where settings and device ask for it.
 
         Args:
-            operator: on the device; its model stays compiled or in chunks until `compiled` or `chunked` is set to None.
+            operator: on the device.
             settings: of the loss, of slices, and of compiling and recording.
             device: where batches lie.
             ranks: the processes that train together.
@@ -88,11 +86,15 @@ class Stepper:
         gpu = device.type == "cuda"
         self.operator, self.settings, self.ranks = operator, settings, ranks
         self.measure: Measure = settings.loss.of
-        operator.chunked = None if settings.chunk is None else InChunks(operator, settings.chunk)
-        in_pieces = operator.chunked is not None
-        if (gpu and _has_triton() and not in_pieces) if settings.compile is None else settings.compile:
-            operator.compiled = _compiled(operator)
+        precision = used_precision(settings, device)
+        compile = (gpu and _has_triton()) if settings.compile is None else settings.compile
+        if settings.chunk is not None:
+            self.runner: Plain = Chunked(operator, settings.chunk, precision)
+        elif compile:
+            self.runner = Compiled(operator, precision, settings.recompute)
             self.measure = torch.compile(settings.loss.of, dynamic=False)
+        else:
+            self.runner = Plain(operator, precision, settings.recompute)
         # Sums over split points are messages between processes, which a graph of one process does not know of.
         if settings.capture and (ranks.splits_points or not (gpu or record)):
             raise InputError(
@@ -100,7 +102,7 @@ class Stepper:
                 "points split over ranks" if ranks.splits_points else str(device),
                 "Leave the setting out",
             )
-        if settings.capture is False or ranks.splits_points or in_pieces:
+        if settings.capture is False or ranks.splits_points or settings.chunk is not None:
             record = None
         elif gpu and record is None:
             record = CudaGraphs(device)
@@ -111,7 +113,7 @@ class Stepper:
         self._all_gradients = torch.zeros(sum(sizes), dtype=self._parameters[0].dtype, device=device)
         parts = self._all_gradients.split(sizes) if sizes else ()
         self._gradients = [part.view_as(p) for part, p in zip(parts, self._parameters, strict=bool(sizes))]
-        self.scale = Scale(device) if used_precision(settings, device) == "float16" else None
+        self.scale = Scale(device) if precision == "float16" else None
         self._met: set[tuple] = set()
         self._recorded: dict[tuple, tuple[_Gradients, Work]] = {}
 
@@ -127,7 +129,7 @@ class Stepper:
     @property
     def prefers_few_shapes(self) -> bool:
         """Whether each new shape of batch costs time, since it is compiled or recorded."""
-        return self.record is not None or self.operator.compiled is not None
+        return self.record is not None or self.runner.compiles
 
     def __call__(self, batch: Batch, times: int) -> dict[str, Tensor]:
         """Put the gradients of a batch in place of the parameters' own; returns this rank's loss and its parts.
@@ -137,7 +139,7 @@ class Stepper:
             times: how many frames to predict.
         """
         if self.prefers_few_shapes:
-            batch = batch.each(_contiguous)
+            batch = batch.map(Tensor.contiguous)  # one layout for each shape
         numbers = self._own(batch, times)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average(gradients)
@@ -155,7 +157,7 @@ class Stepper:
         if self.record is None:
             for p in self._parameters:
                 p.grad = None
-            return add_gradients(self.operator, self.settings, batch, times, self.scale, self._measure(times))
+            return add_gradients(self.runner, self.settings, batch, times, self.scale, self._measure(times))
         found, do = self._work(batch, times, self.record)
         do()
         for p, gradient, present in zip(self._parameters, self._gradients, found.present, strict=True):
@@ -175,7 +177,7 @@ class Stepper:
             torch._foreach_copy_(_sources(found.batch), _sources(batch))
             return found, replay
         if shape in self._met and len(self._recorded) < RECORDS:
-            found = _Gradients(self, batch.each(_copy), times)
+            found = _Gradients(self, batch.map(Tensor.clone), times)
             # All else is written anew by each step; the scale would count the warm-up as one.
             with self.scale.restored() if self.scale else contextlib.nullcontext():
                 self._recorded[shape] = found, record(found, 1)
@@ -198,7 +200,7 @@ class _Gradients:
         s = self.stepper
         for p in s._parameters:
             p.grad = None
-        found = add_gradients(s.operator, s.settings, self.batch, self.times, s.scale, s._measure(self.times))
+        found = add_gradients(s.runner, s.settings, self.batch, self.times, s.scale, s._measure(self.times))
         self.names, self.numbers = tuple(found), torch.stack(list(found.values()))
         pairs = [(kept, p.grad) for kept, p in zip(s._gradients, s._parameters, strict=True) if p.grad is not None]
         self.present = [p.grad is not None for p in s._parameters]
@@ -210,7 +212,7 @@ class _Gradients:
 
 
 def add_gradients(
-    operator: Operator,
+    runner: Plain,
     settings: Training,
     batch: Batch,
     times: int,
@@ -220,7 +222,7 @@ def add_gradients(
     """Add the gradients of the mean loss of a batch, slice by slice; returns the loss and its parts.
 
     Args:
-        operator: whose parameters get the gradients.
+        runner: of the operator whose parameters get the gradients.
         settings: of the loss and of slices.
         batch: the samples.
         times: how many frames to predict.
@@ -231,8 +233,8 @@ def add_gradients(
     size = batch.size // turns
     found = []
     for start in range(0, batch.size, size):
-        some = some_samples(batch, slice(start, start + size))
-        value, parts = measure(operator, some, operator.predict_normalized(some.input, some.query, times))
+        some = batch.samples(slice(start, start + size))
+        value, parts = measure(runner.operator, some, runner.run(some.input, some.query, times))
         (value / turns if scale is None else value * (scale.value / turns)).backward()
         found.append({"loss": value.detach(), **parts})
     if turns == 1:
@@ -240,46 +242,17 @@ def add_gradients(
     return {name: torch.stack([numbers[name] for numbers in found]).mean() for name in found[0]}
 
 
-def some_samples(batch: Batch, chosen: slice) -> Batch:
-    """Some samples of a batch, without the cells, which no loss reads."""
-    return dataclasses.replace(batch.each(lambda tensor: tensor[chosen]), cells=None)
-
-
-def _compiled(operator: Operator) -> Callable[..., Tensor]:
-    import torch._dynamo
-
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, COMPILED_SHAPES)
-    return operator.model.compiled(operator.normalized)
-
-
 def _has_triton() -> bool:
     """Whether torch can compile for a GPU."""
     return importlib.util.find_spec("triton") is not None
 
 
-def _contiguous(tensor: Tensor) -> Tensor:
-    """One layout for each shape; what only repeats one sample goes on doing so."""
-    if not expanded(tensor):
-        return tensor.contiguous()
-    return tensor[:1].contiguous().expand(tensor.shape)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor[:1].clone().expand(tensor.shape) if expanded(tensor) else tensor.clone()
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    i, q = batch.input, batch.query
-    return [i.coords, i.values, i.weights, q.coords, q.values, q.weights, batch.target, *batch.parameters.values()]
-
-
 def _sources(batch: Batch) -> list[Tensor]:
     """The memory of a batch: of what repeats one sample, that one."""
-    return [tensor[:1] if expanded(tensor) else tensor for tensor in _tensors(batch)]
+    return [tensor[:1] if expanded(tensor) else tensor for tensor in batch.tensors]
 
 
 def _shape(batch: Batch, times: int) -> tuple:
     """All that a recording takes for given."""
-    layout = tuple((tensor.shape, tensor.dtype, expanded(tensor)) for tensor in _tensors(batch))
+    layout = tuple((tensor.shape, tensor.dtype, expanded(tensor)) for tensor in batch.tensors)
     return times, tuple(batch.parameters), layout, batch.query.coords is batch.input.coords

@@ -10,21 +10,11 @@ from oformer.checkpoint import zoo_folder, zoo_names
 from oformer.zoo.card import CARD, ModelCard, read_card
 
 
-def shipped() -> dict[str, ModelCard]:
-    """The cards of all models, by name."""
-    return {name: read_card(zoo_folder() / name) for name in zoo_names()}
-
-
-def all_cards(runs: Path) -> dict[str, ModelCard]:
-    """The cards of all models, and those in a folder of runs whose weights are not shipped."""
-    return {folder.name: read_card(folder) for folder in card_folders(runs)}
-
-
 def card_folders(runs: Path) -> list[Path]:
     """The folders of all cards: of runs whose weights are not shipped, and of the zoo."""
     return [path.parent for path in sorted(runs.glob(f"*/{CARD}"))] + [zoo_folder() / name for name in zoo_names()]
 
 
-def size_of(name: str) -> int:
-    """Bytes of the folder of a model."""
-    return sum(path.stat().st_size for path in (zoo_folder() / name).iterdir())
+def all_cards(runs: Path) -> dict[str, ModelCard]:
+    """The cards of all models by name: of the zoo, and those in a folder of runs whose weights are not shipped."""
+    return {folder.name: read_card(folder) for folder in card_folders(runs)}

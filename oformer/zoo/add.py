@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,48 +23,34 @@ from oformer.checkpoint import (
     zoo_folder,
 )
 from oformer.config import from_json
+from oformer.data.dataset import PointDataset, View
+from oformer.engine.runners import runner_of
 from oformer.errors import InputError
 from oformer.files import new_folder, sha256, write_bytes, write_json, write_text
+from oformer.metrics import Resolution
 from oformer.models import Operator
-from oformer.problems import Burgers, NavierStokes
-from oformer.training.datasets import open_fresh_samples, open_test_samples
-from oformer.training.evaluate import errors, evaluate, summarize, watched
+from oformer.training.evaluate import errors, evaluate, resolution_sweep, summarize, watched
+from oformer.training.find_data import open_fresh_samples, open_test_samples
 from oformer.training.journal import JOURNAL, read_journal
 from oformer.training.recipe import Recipe
+from oformer.training.refusals import WITHOUT_EFFECT
 from oformer.zoo.card import (
     CARD,
-    WITHOUT_EFFECT,
+    SHARES,
     Averaged,
     DataRecord,
     Fresh,
     ModelCard,
     SeedRun,
     card_page,
-    other_views,
     read_card,
     training_command,
-    values_checksum,
 )
 from oformer.zoo.traits import traits
 
 LINES = 500  # of training in a journal that is kept; the evaluations are all kept
 
 Say = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-def _finer(recipe: Recipe) -> Recipe | None:
-    """The recipe that looks at the same samples at twice its resolution, where the functions are known so finely."""
-    problem, view = recipe.problem, recipe.data.view
-    if not isinstance(problem, Burgers | NavierStokes):
-        return None  # of a Darcy medium drawn on another grid nothing is the same
-    if view.apply_to_spec(problem.spec).grid != problem.spec.grid:
-        return None  # the data have it already
-    data = dataclasses.replace(recipe.data, view=dataclasses.replace(view, points=None, query_points=None))
-    return dataclasses.replace(recipe, problem=dataclasses.replace(problem, points=2 * problem.points), data=data)
 
 
 def add(
@@ -79,7 +67,7 @@ def add(
     root: Path | None = None,
     device: torch.device | str = "cpu",
     batch: int | None = None,
-    say: Say = _silent,
+    say: Say = lambda text: None,
 ) -> Path:
     """Measure a finished run and put it into the zoo.
 
@@ -91,7 +79,7 @@ def add(
         card_only: write the card and the journals without the weights.
         finer: make the test samples at twice their resolution too, where they are not stored so finely.
         average: also measure the mean of predictions under so many exact symmetries.
-        fresh: number of samples after the test split to measure too; see `measure_fresh`.
+        fresh: number of samples after the test split to measure too.
         datasets: the folder of generated datasets.
         root: the folder to write into; by default the one that names are looked up in, or `runs` for a card only.
         device: where to compute.
@@ -113,7 +101,7 @@ def add(
         journal = JOURNAL if place == 0 else f"journal-seed{settings.training.seed}.jsonl"
         journals[journal] = "".join(json.dumps(record) + "\n" for record in thinned(records)).encode()
         with watched(trained.operator, len(test), say):
-            scores = evaluate(trained.operator, test, batch, region=settings.training.loss.region)
+            scores = evaluate(runner_of(trained), test, batch, region=settings.training.loss.region)
         seeds.append(
             SeedRun(
                 seed=settings.training.seed,
@@ -125,13 +113,12 @@ def add(
             )
         )
     operator = checkpoint.operator
-    if half:
-        _round_weights(operator)
+    stored = _round_weights(operator) if half else operator
     say("Measuring the shipped weights, at other resolutions and from sparse input.")
     with watched(operator, None, say):
         found = errors(operator, test, batch, region=recipe.training.loss.region)
         scores = summarize(found)
-        twice = _finer(recipe) if finer else None
+        twice = finer_recipe(recipe) if finer else None
         views, missing = other_views(
             operator,
             test,
@@ -144,7 +131,7 @@ def add(
             mean = Averaged(average, evaluate(operator, test, batch, recipe.problem, average).error)
     found_fresh = None
     if fresh:
-        found_fresh = measure_fresh(operator, recipe, fresh, datasets=datasets, device=device, batch=batch, say=say)
+        found_fresh = _measure_fresh(operator, recipe, fresh, datasets, device, batch, say)
     card = ModelCard(
         name=name or recipe.name,
         command=training_command(recipe),
@@ -156,7 +143,7 @@ def add(
         data=DataRecord(
             title=test.card.title,
             seed=recipe.data.seed,
-            train=recipe.data.train,
+            train=recipe.data.train - recipe.data.validation,
             test=recipe.data.test,
             checksum=checkpoint.provenance.get("data checksum"),
             test_checksum=values_checksum(test),
@@ -170,43 +157,101 @@ def add(
         seeds=tuple(seeds),
         files={},
     )
-    shipped = dataclasses.replace(
-        checkpoint,
-        operator=_as_stored(operator) if half else operator,
-        name=card.name,
-        scores=dataclasses.asdict(scores),
-    )
+    shipped = dataclasses.replace(checkpoint, operator=stored, name=card.name, scores=dataclasses.asdict(scores))
     if card_only:
         return _write((root or Path("runs")) / card.name, card, None, journals)
     return _write((root or zoo_folder()) / card.name, card, shipped, journals)
 
 
-def measure_fresh(
-    operator: Operator,
-    recipe: Recipe,
-    samples: int,
-    *,
-    datasets: Path = Path("datasets"),
-    device: torch.device | str = "cpu",
-    batch: int = 16,
-    say: Say = _silent,
+def _measure_fresh(
+    operator: Operator, recipe: Recipe, samples: int, datasets: Path, device: torch.device | str, batch: int, say: Say
 ) -> Fresh:
-    """Measure an operator on samples after the test split: a hundred test samples say little of the largest errors.
-
-    Args:
-        operator: trained.
-        recipe: whose problem.
-        samples: their number.
-        datasets: the folder of generated datasets.
-        device: where to solve them; the operator predicts where it lives.
-        batch: samples at once.
-        say: told what is being done.
-    """
+    """Measure an operator on samples after the test split: a hundred test samples say little of the largest errors."""
     dataset = open_fresh_samples(recipe, datasets, samples, device=device, say=say)
     say(f"Measuring {samples:,} fresh samples.")
     with watched(operator, samples, say):
         found = errors(operator, dataset, batch).relative
     return Fresh(recipe.data.train + recipe.data.test, _by_sample(found), tuple(traits(dataset, found)))
+
+
+def finer_recipe(recipe: Recipe) -> Recipe | None:
+    """The recipe on the same samples at twice their resolution; None where they are stored so finely or unknown."""
+    problem, view = recipe.problem, recipe.data.view
+    finer = problem and problem.finer()
+    if problem is None or finer is None or view.apply_to_spec(problem.spec).grid != problem.spec.grid:
+        return None
+    data = dataclasses.replace(recipe.data, view=dataclasses.replace(view, points=None, query_points=None))
+    return dataclasses.replace(recipe, problem=finer, data=data)
+
+
+def other_views(
+    operator: Operator,
+    test: PointDataset,
+    *,
+    finer: PointDataset | None = None,
+    batch: int = 16,
+    trained_error: float | None = None,
+) -> tuple[tuple[Resolution, ...], dict[str, str]]:
+    """Errors at half and double resolution and from sparse input; and what could not be measured, with the reason.
+
+    Args:
+        operator: trained.
+        test: the test split, under the view it was trained on.
+        finer: the same samples at twice the trained resolution, for data that are not stored so finely.
+        batch: samples at once.
+        trained_error: the mean error on the test split as it is, where it was measured already.
+    """
+    rows = resolution_sweep(operator, test, SHARES, batch, trained_error)
+    trained, full = test.spec.grid, test.source_spec.grid
+    if trained is None or full is None:
+        return tuple(rows), dict.fromkeys(("half resolution", "double resolution"), "the points are no regular grid")
+    missing: dict[str, str] = {}
+    measured = {row.points for row in rows if row.kind == "resolution"}
+    for name, factor in (("half resolution", 0.5), ("double resolution", 2.0)):
+        wanted = tuple(round(n * factor) for n in trained)
+        if math.prod(wanted) in measured:
+            continue
+        grid = _nearest_grid(full, trained, factor, test.spec.periods is not None)
+        if factor > 1 and finer is not None:
+            source, grid = finer, finer.spec.grid or wanted
+        elif grid is None:
+            missing[name] = f"the data have {_words(full)} points"
+            continue
+        else:
+            source = test.with_view(dataclasses.replace(test.view, points=grid))
+            if max(abs(m / (n * factor) - 1) for m, n in zip(grid, trained, strict=True)) > 0.05:
+                missing[name] = f"the nearest grid in the data has {_words(grid)} points"
+        error = evaluate(operator, source, batch).error
+        rows.append(Resolution(f"{_words(grid)} points", math.prod(grid), error, "resolution"))
+    rows.sort(key=lambda row: (row.kind == "sparse", 0 if row.kind == "sparse" else row.points))
+    return tuple(rows), missing
+
+
+def _nearest_grid(
+    full: tuple[int, ...], trained: tuple[int, ...], factor: float, periodic: bool
+) -> tuple[int, ...] | None:
+    """The grid in the data that is next to `factor` times the trained one, on the same side of it; None without any."""
+    found = []
+    for n, m in zip(full, trained, strict=True):
+        possible = {-(-n // stride) for stride in range(1, n + 1) if not periodic or n % stride == 0}
+        beyond = [p for p in possible if (p > m) == (factor > 1) and p != m and p > 1]
+        if not beyond:
+            return None
+        found.append(min(beyond, key=lambda p: abs(p - factor * m)))
+    return tuple(found)
+
+
+def _words(grid: tuple[int, ...]) -> str:
+    return " x ".join(map(str, grid))
+
+
+def values_checksum(test: PointDataset) -> str:
+    """SHA-256 over the values of the samples as they are stored, whatever files they came in."""
+    digest = hashlib.sha256()
+    for sample in test.with_view(View()):
+        for values in (sample.input.values, sample.target):
+            digest.update(values.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _by_sample(found: Tensor) -> tuple[float, ...]:
@@ -221,18 +266,12 @@ def renew(
     datasets: Path = Path("datasets"),
     device: torch.device | str = "cpu",
     batch: int = 16,
-    say: Say = _silent,
+    say: Say = lambda text: None,
 ) -> Path:
-    """Measure a model of the zoo on fresh samples and write its card again; see `measure_fresh`.
-
-    Returns:
-        The folder of the model.
-    """
+    """Measure a model of the zoo on fresh samples, write its card again, and return its folder; see `add`."""
     folder = find_checkpoint(f"zoo:{name}")
     card, checkpoint = read_card(folder), load_checkpoint(folder, device)
-    found = measure_fresh(
-        checkpoint.operator, _recipe_of(checkpoint), samples, datasets=datasets, device=device, batch=batch, say=say
-    )
+    found = _measure_fresh(checkpoint.operator, _recipe_of(checkpoint), samples, datasets, device, batch, say)
     write_json(folder / CARD, dataclasses.asdict(dataclasses.replace(card, fresh=found)))
     write_page(folder)
     return folder
@@ -306,23 +345,16 @@ def thinned(records: Sequence[dict[str, Any]], lines: int = LINES) -> list[dict[
     return [record for i, record in enumerate(records) if i not in dropped]
 
 
-def _round_weights(operator: Operator) -> None:
-    """Give the hidden matrices the values they have in float16.
+def _round_weights(operator: Operator) -> Operator:
+    """Give the hidden matrices the values they have in float16; return a copy that holds them in float16, to be saved.
 
     The rest stays, since it is small and needs its digits: statistics, frequencies, and layers that see raw values or
     make final ones, whose rounding nothing averages out.
     """
-    with torch.no_grad():
-        for parameter in operator.model.hidden_matrices():
-            rounded = parameter.half()
-            if not torch.isfinite(rounded).all():
-                raise InputError("weights within the range of float16", "larger ones", "Add the run without --half")
-            parameter.copy_(rounded)
-
-
-def _as_stored(operator: Operator) -> Operator:
-    """The operator with its hidden matrices in float16, to be saved."""
     stored = copy.deepcopy(operator)
-    for parameter in stored.model.hidden_matrices():
-        parameter.data = parameter.data.half()
+    for parameter, half in zip(operator.model.hidden_matrices(), stored.model.hidden_matrices(), strict=True):
+        half.data = parameter.data.half()
+        if not torch.isfinite(half).all():
+            raise InputError("weights within the range of float16", "larger ones", "Add the run without --half")
+        parameter.data.copy_(half)
     return stored

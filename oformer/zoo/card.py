@@ -3,30 +3,26 @@
 Errors are those of the weights as they are shipped, on the test split, in physical units, computed in float32.
 """
 
-import dataclasses
-import hashlib
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from oformer.checkpoint import MODEL_CARD as CARD
 from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
-from oformer.config import differences, to_json
-from oformer.data.dataset import PointDataset, View
+from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
 from oformer.experiments.published import ROWS, Row
 from oformer.experiments.recipes import RECIPES
 from oformer.fields import Card
 from oformer.files import read_json
 from oformer.metrics import Resolution
-from oformer.models import Operator
-from oformer.training.evaluate import Scores, evaluate, resolution_sweep
-from oformer.training.loop import WITHOUT_EFFECT
+from oformer.terminal import markdown_table
+from oformer.training.evaluate import Scores
 from oformer.training.recipe import Recipe
+from oformer.training.refusals import WITHOUT_EFFECT
 from oformer.zoo.traits import Trait, worst_count
 
 PLUS = "-plus"  # ends the name of a variant that is better than the faithful recipe at equal size and data
@@ -39,7 +35,7 @@ class DataRecord:
 
     title: str
     seed: int
-    train: int
+    train: int  # without the samples that were held out for validation
     test: int
     checksum: str | None  # SHA-256 over the files that it was trained on; None where the run did not write it down
     test_checksum: str  # SHA-256 over the values of the test samples; other processors may round otherwise
@@ -74,14 +70,14 @@ class Fresh:
     traits: tuple[Trait, ...]  # properties of the samples beside their errors; first what sets the worst apart most
 
     @property
-    def mean(self) -> float:
+    def error(self) -> float:
         """The mean error."""
         return statistics.fmean(self.by_sample)
 
     @property
     def median(self) -> float:
         """The median error."""
-        return self.percentile(50)
+        return percentile(self.by_sample, 50)
 
     @property
     def worst(self) -> float:
@@ -93,23 +89,19 @@ class Fresh:
         """The number of the sample with the largest error."""
         return self.first + self.by_sample.index(self.worst)
 
-    def percentile(self, share: int) -> float:
-        """See `percentile`."""
-        return percentile(self.by_sample, share)
-
 
 def percentile(errors: Sequence[float], share: int) -> float:
     """The smallest of the errors that at least so many percent of them do not exceed."""
     return sorted(errors)[-(-len(errors) * share // 100) - 1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """All that a card says."""
+    """The content of card.json."""
 
     name: str
     command: str  # that trains it
-    paper: str  # the row of the paper that it repeats
+    paper: str = ""  # the row of the paper that it repeats
     parameters: int
     storage: Literal["float32", "float16"]  # of the weights
     precision: str  # of the arithmetic in training
@@ -120,29 +112,10 @@ class ModelCard:
     views: tuple[Resolution, ...]  # errors at other resolutions and from sparse input
     not_measured: dict[str, str]  # what is missing there, and why
     averaged: Averaged | None
-    fresh: Fresh | None  # None where only the test split was measured
+    fresh: Fresh | None = None  # None where only the test split was measured
     seeds: tuple[SeedRun, ...]  # the first is the one that is shipped
     files: dict[str, str]  # SHA-256 of what lies beside the card
     licence: str = "MIT"
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> "ModelCard":
-        """From what `dataclasses.asdict` made of it."""
-        content = {"paper": "", "fresh": None, **content}  # which older cards do not have
-        averaged, fresh = content["averaged"], content["fresh"]
-        seeds = (SeedRun(**{**run, "scores": Scores.of(run["scores"])}) for run in content["seeds"])
-        return cls(
-            **{
-                **content,
-                "data": DataRecord(**content["data"]),
-                "scores": Scores.of(content["scores"]),
-                "by_sample": tuple(content["by_sample"]),
-                "views": tuple(Resolution(**row) for row in content["views"]),
-                "averaged": Averaged(**averaged) if averaged else None,
-                "fresh": _fresh_of(fresh) if fresh else None,
-                "seeds": tuple(seeds),
-            }
-        )
 
     @property
     def with_weights(self) -> bool:
@@ -154,7 +127,7 @@ class ModelCard:
 
         Args:
             samples: their number.
-            fresh: the same of the fresh samples.
+            fresh: take the fresh samples instead of the test samples.
         """
         kind, errors, mean = "test", self.by_sample, self.scores.error
         if fresh:
@@ -164,7 +137,7 @@ class ModelCard:
                     "one with the test split alone",
                     f"Measure them: oformer zoo measure {self.name}",
                 )
-            kind, errors, mean = "fresh", self.fresh.by_sample, self.fresh.mean
+            kind, errors, mean = "fresh", self.fresh.by_sample, self.fresh.error
         if samples is None or samples == len(errors):
             return mean
         if not 1 <= samples <= len(errors):
@@ -178,92 +151,9 @@ class ModelCard:
         return statistics.fmean(errors[:samples])
 
 
-def _fresh_of(content: dict[str, Any]) -> Fresh:
-    traits = tuple(Trait(**trait) for trait in content["traits"])
-    return Fresh(content["first"], tuple(content["by_sample"]), traits)
-
-
 def read_card(folder: Path) -> ModelCard:
     """The card of a folder."""
-    content = read_json(folder / CARD)
-    try:
-        return ModelCard.of(content)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(
-            f"a card of this version in {folder / CARD}", f"another ({error})", "Make it again: oformer zoo add RUN"
-        ) from error
-
-
-def other_views(
-    operator: Operator,
-    test: PointDataset,
-    *,
-    finer: PointDataset | None = None,
-    shares: Sequence[float] = SHARES,
-    batch: int = 16,
-    trained_error: float | None = None,
-) -> tuple[tuple[Resolution, ...], dict[str, str]]:
-    """Errors at half and double resolution and from sparse input; and what could not be measured, with the reason.
-
-    Args:
-        operator: trained.
-        test: the test split, under the view it was trained on.
-        finer: the same samples at twice the trained resolution, for data that are not stored so finely.
-        shares: of the input points.
-        batch: samples at once.
-        trained_error: the mean error on the test split as it is, where it was measured already.
-    """
-    rows = resolution_sweep(operator, test, shares, batch, trained_error)
-    trained, full = test.spec.grid, test.source_spec.grid
-    if trained is None or full is None:
-        return tuple(rows), dict.fromkeys(("half resolution", "double resolution"), "the points are no regular grid")
-    missing: dict[str, str] = {}
-    measured = {row.points for row in rows if row.kind == "resolution"}
-    for name, factor in (("half resolution", 0.5), ("double resolution", 2.0)):
-        wanted = tuple(round(n * factor) for n in trained)
-        if math.prod(wanted) in measured:
-            continue
-        grid = _nearest_grid(full, trained, factor, test.spec.periods is not None)
-        if factor > 1 and finer is not None:
-            source, grid = finer, finer.spec.grid or wanted
-        elif grid is None:
-            missing[name] = f"the data have {_words(full)} points"
-            continue
-        else:
-            source = test.with_view(dataclasses.replace(test.view, points=grid))
-            if max(abs(m / (n * factor) - 1) for m, n in zip(grid, trained, strict=True)) > 0.05:
-                missing[name] = f"the nearest grid in the data has {_words(grid)} points"
-        error = evaluate(operator, source, batch).error
-        rows.append(Resolution(f"{_words(grid)} points", math.prod(grid), error, "resolution"))
-    rows.sort(key=lambda row: (row.kind == "sparse", 0 if row.kind == "sparse" else row.points))
-    return tuple(rows), missing
-
-
-def _nearest_grid(
-    full: tuple[int, ...], trained: tuple[int, ...], factor: float, periodic: bool
-) -> tuple[int, ...] | None:
-    """The grid in the data that is next to `factor` times the trained one, on the same side of it; None without any."""
-    found = []
-    for n, m in zip(full, trained, strict=True):
-        possible = {-(-n // stride) for stride in range(1, n + 1) if not periodic or n % stride == 0}
-        beyond = [p for p in possible if (p > m) == (factor > 1) and p != m and p > 1]
-        if not beyond:
-            return None
-        found.append(min(beyond, key=lambda p: abs(p - factor * m)))
-    return tuple(found)
-
-
-def _words(grid: tuple[int, ...]) -> str:
-    return " x ".join(map(str, grid))
-
-
-def values_checksum(test: PointDataset) -> str:
-    """SHA-256 over the values of the samples as they are stored, whatever files they came in."""
-    digest = hashlib.sha256()
-    for sample in test.with_view(View()):
-        for values in (sample.input.values, sample.target):
-            digest.update(values.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return from_json(ModelCard, read_json(folder / CARD), str(folder / CARD))
 
 
 def training_command(recipe: Recipe) -> str:
@@ -280,7 +170,7 @@ def training_command(recipe: Recipe) -> str:
             words.append(f"(and another {where})")  # a whole group of settings, which no option names
             continue
         option = where.replace("_", "-")
-        if get_type_hints(type(reduce(getattr, group.split("."), RECIPES[name])))[setting] is bool:
+        if isinstance(after, bool):
             words.append(f"--{option}" if after else f"--{group.replace('_', '-')}.no-{setting.replace('_', '-')}")
         else:
             words += [f"--{option}", *map(str, _flat(after))]
@@ -290,26 +180,6 @@ def training_command(recipe: Recipe) -> str:
 def _flat(value: Any) -> list[Any]:
     """The numbers and words of lists in lists, as options spell them."""
     return [part for item in value for part in _flat(item)] if isinstance(value, list | tuple) else [value]
-
-
-def measured(row: Row, scores: Scores) -> float:
-    """What a row of the paper measures, in its unit, from our scores."""
-    near, squares = scores.momentum, None
-    if row.scale and len(scores.mean_squared) == len(row.scale):
-        squares = [error / scale**2 for error, scale in zip(scores.mean_squared, row.scale, strict=True)]
-    if row.quantity == "relative L2":
-        error = scores.error
-    elif row.quantity == "squared error of potential" and squares is not None:
-        error = squares[0]
-    elif row.quantity == "squared error of field" and squares is not None:
-        error = statistics.fmean(squares[1:])
-    elif row.quantity == "relative momentum" and near is not None:
-        error = near.relative
-    elif row.quantity == "density times momentum" and near is not None:
-        error = near.as_released
-    else:
-        raise InputError(f"scores of {row.recipe} with its {row.quantity}", "others", "Add the run to the zoo again")
-    return error / row.unit
 
 
 def _rows_of_their_own(card: ModelCard) -> list[Row]:
@@ -323,7 +193,7 @@ def headline(card: ModelCard) -> str:
     if not rows:
         return f"{card.scores.error:.4%}"
     power = {1.0: "", 1e-2: "e-2", 1e-3: "e-3"}
-    errors = (row.number(measured(row, card.scores)) + power[row.unit] for row in rows)
+    errors = (row.number(row.measured(card.scores)) + power[row.unit] for row in rows)
     return f"{'squared' if 'squared' in rows[0].quantity else 'momentum'} {', '.join(errors)}"
 
 
@@ -383,10 +253,10 @@ def _error_in_a_line(card: ModelCard) -> str:
     if card.fresh is not None:
         fresh = card.fresh
         parts.append(
-            f"over {len(fresh.by_sample):,} fresh samples {_percent(fresh.mean)}, at worst {_percent(fresh.worst)}"
+            f"over {len(fresh.by_sample):,} fresh samples {_percent(fresh.error)}, at worst {_percent(fresh.worst)}"
         )
     if rows := _rows_of_their_own(card):
-        numbers = (f"{row.quantity} {row.number(measured(row, card.scores))}{row.multiple}" for row in rows)
+        numbers = (f"{row.quantity} {row.number(row.measured(card.scores))}{row.multiple}" for row in rows)
         parts.append(f"as the paper measures it, {' and '.join(numbers)}")
     return "; ".join(parts)
 
@@ -396,28 +266,18 @@ def _percent(error: float) -> str:
 
 
 def _errors(card: ModelCard) -> list[str]:
+    """The table of errors, those of each predicted step, and where fresh samples come from."""
     scores, fresh = card.scores, card.fresh
-    rows = [
-        ("samples", f"{scores.count:,}", fresh and f"{len(fresh.by_sample):,}"),
-        ("mean", f"{scores.error:.4e}", fresh and f"{fresh.mean:.4e}"),
-        ("standard error of the mean", _standard_error(card.by_sample), fresh and _standard_error(fresh.by_sample)),
-        ("median", f"{scores.median:.4e}", fresh and f"{fresh.median:.4e}"),
-        ("99th percentile", f"{percentile(card.by_sample, 99):.4e}" if len(card.by_sample) >= 100 else "",
-         fresh and f"{fresh.percentile(99):.4e}"),
-        ("worst", f"{scores.worst:.4e} (sample {scores.worst_sample})",
-         fresh and f"{fresh.worst:.4e} (sample {fresh.worst_sample})"),
-        ("mean of batch means, as the released code", f"{scores.batch_mean:.4e}", ""),
-        *((name, value, "") for name, value in _further_errors(card)),
-    ]  # fmt: skip
-    width = 2 if fresh is None else 3
-    head = ("", "test split", "fresh samples")[:width]
-    lines = ["## Errors", "", "Relative L2 errors in physical units, computed in float32.", ""]
-    lines += ["| " + " | ".join(head) + " |", "|---" + "|---:" * (width - 1) + "|"]
-    lines += ["| " + " | ".join(map(str, row[:width])) + " |" for row in rows if any(row[1:width])]
+    columns = [_column(scores, card.by_sample)] + ([_column(fresh, fresh.by_sample)] if fresh else [])
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    rows += [(name, value, *[""] * (len(columns) - 1)) for name, value in _further_errors(card)]
+    table = markdown_table(
+        ("", "test split", "fresh samples")[: len(rows[0])], [row for row in rows if any(row[1:])], right=(1, 2)
+    )
+    lines = ["## Errors", "", "Relative L2 errors in physical units, computed in float32.", "", table]
     if len(scores.by_step) > 1:
-        steps = range(1, len(scores.by_step) + 1)
-        lines += ["", "| predicted step | mean error |", "|---:|---:|"]
-        lines += [f"| {step} | {error:.4g} |" for step, error in zip(steps, scores.by_step, strict=True)]
+        steps = [(str(step), f"{error:.4g}") for step, error in enumerate(scores.by_step, 1)]
+        lines += ["", markdown_table(("predicted step", "mean error"), steps, right=(0, 1))]
     if fresh is not None:
         last = fresh.first + len(fresh.by_sample) - 1
         lines += [
@@ -427,6 +287,18 @@ def _errors(card: ModelCard) -> list[str]:
             "impossible.",
         ]
     return lines
+
+
+def _column(found: Scores | Fresh, errors: Sequence[float]) -> dict[str, str]:
+    """Cells of the table of errors, by the name of their row; empty where there are too few samples."""
+    return {
+        "samples": f"{len(errors):,}",
+        "mean": f"{found.error:.4e}",
+        "standard error of the mean": _standard_error(errors),
+        "median": f"{found.median:.4e}",
+        "99th percentile": f"{percentile(errors, 99):.4e}" if len(errors) >= 100 else "",
+        "worst": f"{found.worst:.4e} (sample {found.worst_sample})",
+    }
 
 
 def _standard_error(errors: Sequence[float]) -> str:
@@ -442,32 +314,31 @@ def _worst_samples(fresh: Fresh) -> list[str]:
         f"The {count} worst of the {len(fresh.by_sample):,} fresh samples differ from the others most in the "
         f"{first.name}: its median is {first.worst:.3g} among them and {first.typical:.3g} among all.",
         "",
-        f"| property | median of all | median of the {count} worst | rank correlation with the error |",
-        "|---|---:|---:|---:|",
     ]
-    return lines + [f"| {trait.name} | {trait.typical:.3g} | {trait.worst:.3g} | {trait.correlation:+.2f} |"
-                    for trait in fresh.traits]  # fmt: skip
+    header = ("property", "median of all", f"median of the {count} worst", "rank correlation with the error")
+    rows = [(t.name, f"{t.typical:.3g}", f"{t.worst:.3g}", f"{t.correlation:+.2f}") for t in fresh.traits]
+    return [*lines, markdown_table(header, rows, right=(1, 2, 3))]
 
 
 def _points(card: ModelCard) -> list[str]:
-    lines = ["## Error at other input points", "", "| input | points | mean error |", "|---|---:|---:|"]
-    lines += [f"| {row.label}{' (trained)' * (row.kind == 'trained')} | {row.points:,} | {row.error:.4e} |"
-              for row in card.views]  # fmt: skip
-    return lines + [f"| {name} | | not measured: {why} |" for name, why in card.not_measured.items()]
+    rows = [(row.title, f"{row.points:,}", f"{row.error:.4e}")
+            for row in card.views]  # fmt: skip
+    rows += [(name, "", f"not measured: {why}") for name, why in card.not_measured.items()]
+    return ["## Error at other input points", "", markdown_table(("input", "points", "mean error"), rows, (1, 2))]
 
 
 def _seeds(card: ModelCard) -> list[str]:
     errors = [run.scores.error for run in card.seeds]
-    lines = [
+    header = ("training seed", "mean error", "minutes", "journal")
+    rows = [(str(run.seed), f"{run.scores.error:.4e}", f"{run.minutes:.1f}", f"[{run.journal}]({run.journal})")
+            for run in card.seeds]  # fmt: skip
+    return [
         "## Error by training seed",
         "",
-        "| training seed | mean error | minutes | journal |",
-        "|---:|---:|---:|---|",
+        markdown_table(header, rows, right=(0, 1, 2)),
+        "",
+        f"Mean {statistics.fmean(errors):.4e}, standard deviation {statistics.stdev(errors):.1e}; float32 weights.",
     ]
-    lines += [f"| {run.seed} | {run.scores.error:.4e} | {run.minutes:.1f} | [{run.journal}]({run.journal}) |"
-              for run in card.seeds]  # fmt: skip
-    spread = statistics.stdev(errors)
-    return [*lines, "", f"Mean {statistics.fmean(errors):.4e}, standard deviation {spread:.1e}; float32 weights."]
 
 
 def _origin(card: ModelCard) -> list[str]:
@@ -484,7 +355,7 @@ def _origin(card: ModelCard) -> list[str]:
         ("SHA-256 of the data", f"`{data.checksum}`" if data.checksum else "not recorded"),
         ("SHA-256 of the test values", f"`{data.test_checksum}`"),
     ]
-    lines = ["## Training and data", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    lines = ["## Training and data", "", markdown_table(("", ""), rows)]
     if card.with_weights:
         check = (
             f"`oformer evaluate zoo:{card.name}` makes the test samples again and compares their error with this card."
@@ -494,24 +365,26 @@ def _origin(card: ModelCard) -> list[str]:
 
 
 def _further_errors(card: ModelCard) -> list[tuple[str, str]]:
-    """Rows of the table of errors that only some operators have."""
-    scores, rows = card.scores, []
+    """Rows of the table of errors on the test split alone."""
+    scores, rows = card.scores, [("mean of batch means, as the released code", f"{card.scores.batch_mean:.4e}")]
     if card.storage == "float16":
         full = card.seeds[0].scores.error
         rows.append(("mean with the weights in float32", f"{full:.4e} (float16 costs {scores.error / full - 1:+.2%})"))
     if card.averaged is not None:
         rows.append((f"mean, averaged over {card.averaged.symmetries} symmetries", f"{card.averaged.error:.4e}"))
+    return rows + errors_on_meshes(scores)
+
+
+def errors_on_meshes(scores: Scores, channels: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Names and values of the errors that the paper reports for problems on meshes, as far as they were measured."""
+    rows, near = [], scores.momentum
     if scores.mean_squared_scaled is not None and len(scores.mean_squared_scaled) > 1:
         squares = ", ".join(f"{error:.4g}" for error in scores.mean_squared_scaled)
-        rows.append(("mean squared error of each channel, on unit scale", squares))
-    if scores.momentum is not None:
-        near = scores.momentum
+        rows.append((f"mean squared error of {', '.join(channels) or 'each channel'}, on unit scale", squares))
+    if near is not None:
         rows += [
-            ("momentum near the foil, relative", f"{near.relative:.4e}"),
+            ("momentum near the foil, relative", f"{near.relative:.4%}"),
             ("momentum near the foil, root mean square error", f"{near.rmse:.4g} kg/(m2 s)"),
-            (
-                "density times momentum near the foil, mean over batches, as the released code",
-                f"{near.as_released:.4g}",
-            ),
+            ("density times momentum, mean over batches, as the released code", f"{near.as_released:.4g}"),
         ]
     return rows

@@ -13,7 +13,8 @@ from oformer.experiments.published import BY_SHARE, OURS, ROWS, Row
 from oformer.experiments.recipes import RECIPES
 from oformer.files import write_text
 from oformer.plots import lines, page, style
-from oformer.zoo.card import PLUS, SHARES, ModelCard, measured
+from oformer.terminal import markdown_table
+from oformer.zoo.card import PLUS, SHARES, ModelCard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,18 +52,18 @@ def full_table(cards: Mapping[str, ModelCard]) -> str:
         table.append(
             (
                 f"`{row.recipe}` ({row.table})",
-                row.quantity + _unit(row),
+                row.quantity + (row.multiple and f",{row.multiple}"),
                 f"{row.number(row.errors[OURS])} ± {row.number(row.spread)}",
                 f"{row.number(best)} ({name})",
                 _ours(row, faithful),
                 _ours(row, plus) if plus else "",
-                _lines(*(f"{card.parameters:,}" for card in trained), f"({row.parameters:.2f} M)"),
-                _lines(*(f"{number:,}" for number in steps)),
-                _lines(*(str(len(card.seeds)) for card in trained)),
-                _lines(*(f"`{command}`" for command in commands)),
+                "<br>".join([*(f"{card.parameters:,}" for card in trained), f"({row.parameters:.2f} M)"]),
+                "<br>".join(f"{number:,}" for number in steps),
+                "<br>".join(str(len(card.seeds)) for card in trained),
+                "<br>".join(f"`{command}`" for command in commands),
             )
         )
-    return _markdown(header, table, right=(7, 8))
+    return markdown_table(header, table, right=(7, 8))
 
 
 def short_table(cards: Mapping[str, ModelCard]) -> str:
@@ -76,7 +77,7 @@ def short_table(cards: Mapping[str, ModelCard]) -> str:
         table.append(
             (
                 f"{problem} (`{recipe}`)",
-                row.quantity + (", %" if row.quantity.startswith("relative") else _unit(row)),
+                row.quantity + (", %" if row.quantity.startswith("relative") else row.multiple and f",{row.multiple}"),
                 row.number(row.errors[OURS]),
                 f"{row.number(best)} ({name})",
                 _error(row, card) if card else NOT_YET,
@@ -92,7 +93,7 @@ def short_table(cards: Mapping[str, ModelCard]) -> str:
     )
     if missing:
         tally += f" {NOT_YET.capitalize()}: {', '.join(missing)}."
-    return f"{_markdown(header, table)}\n\n{tally}"
+    return f"{markdown_table(header, table)}\n\n{tally}"
 
 
 def _in_percent(row: Row) -> Row:
@@ -106,7 +107,7 @@ def _in_percent(row: Row) -> Row:
 def _errors(row: Row, card: ModelCard) -> list[float]:
     """The shipped weights' error, or that of each of several seeds."""
     runs = card.seeds if len(card.seeds) > 1 else [card]
-    return [measured(row, run.scores) for run in runs]
+    return [row.measured(run.scores) for run in runs]
 
 
 def _error(row: Row, card: ModelCard) -> str:
@@ -129,20 +130,6 @@ def _ours(row: Row, card: ModelCard | None) -> str:
         settings, as_printed = OTHER_SETTINGS[card.name]
         text += f" ({settings}; {row.number(as_printed)} with those of the paper's text)"
     return text
-
-
-def _lines(*texts: str) -> str:
-    """In one cell, first of the faithful operator and then of the plus."""
-    return "<br>".join(texts)
-
-
-def _unit(row: Row) -> str:
-    return row.multiple and f",{row.multiple}"
-
-
-def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> str:
-    marks = ["---:" if i in right else "---" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, tuple(marks), *rows))
 
 
 def card_pictures(card: ModelCard) -> dict[str, "Figure"]:

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from oformer.checkpoint import changed_files, find_checkpoint, load_checkpoint
 from oformer.config import from_json
+from oformer.engine.runners import runner_of
 from oformer.errors import InputError
+from oformer.export import example
 from oformer.fields import Field
 from oformer.predict import Predictor
-from oformer.training.datasets import open_fresh_samples, open_test_samples
 from oformer.training.evaluate import Scores, evaluate, watched
+from oformer.training.find_data import open_fresh_samples, open_test_samples
 from oformer.training.recipe import Recipe
 from oformer.zoo.card import read_card
 
@@ -65,7 +66,7 @@ def compare(
     else:
         test = open_test_samples(recipe, datasets, samples=samples, device=device, say=say)
     with watched(checkpoint.operator, len(test), say):
-        found: Scores = evaluate(checkpoint.operator, test, batch)
+        found: Scores = evaluate(runner_of(checkpoint), test, batch)
     return Comparison(name, len(test), expected, found.error)
 
 
@@ -79,19 +80,8 @@ def damage(name: str) -> list[str]:
         predictor = Predictor(folder, "cpu", warn=False)
     except InputError as error:
         return [str(error)]
-    values = _any_prediction(predictor)
-    return [] if torch.isfinite(values).all() else ["it predicts numbers that are not finite"]
-
-
-def _any_prediction(predictor: Predictor, points: int = 64) -> Tensor:
-    """What it says of noise on the scale of its training data."""
-    operator, spec = predictor.operator, predictor.spec
-    generator = torch.Generator().manual_seed(0)
-    low, high = operator.box
-    coords = low + (high - low) * torch.rand(1, points, spec.dim, generator=generator)
-    noise = torch.randn(1, spec.in_times, points, spec.in_channels, generator=generator)
-    values = operator.input_scale.inverse(noise, coords)
-    if spec.in_categories:
-        values[..., -1] = 0.0  # a code that every such problem has
-    query = Field.of(coords, torch.zeros(1, 1, points, spec.query_channels))
-    return predictor(Field.of(coords, values), query).values
+    tensors = example(predictor.operator, (1, 64, 64), torch.Generator().manual_seed(0))
+    known = Field.of(tensors["coords"], tensors["values"])
+    query = Field.of(tensors["query_coords"], tensors.get("query_values"))
+    finite = torch.isfinite(predictor(known, query).values).all()
+    return [] if finite else ["it predicts numbers that are not finite"]

@@ -446,7 +446,7 @@ MISTAKES = {
     "5-D": ({"inputs": VALUES[None]}, r"got \(1, 4, 3, 7, 2\). Put all points of a grid on one axis"),
     "1-D": ({"targets": np.zeros(4)}, "Add the axis of samples"),
     "4-D in a list": ({"targets": list(VALUES[:, None])}, r"sample 0 of `targets` of shape \(points,\)"),
-    "numbers in a list": ({"targets": [1.0, 2.0, 3.0, 4.0]}, "sample 0 of `targets` of shape"),
+    "numbers in a list": ({"targets": [1.0, 2.0, 3.0, 4.0]}, r"`targets` of shape \(samples, points\)"),
     "objects": (
         {"inputs": np.array([ONE[0], ONE[1, :3], ONE[2], ONE[3]], dtype=object)},
         "real numbers in `inputs`, got an array of objects. Where samples differ",
@@ -483,10 +483,10 @@ MISTAKES = {
     "grid": ({"grid": (2, 3)}, r"the 6 queries of the grid \(2, 3\) in `sample 0`, got 7"),
     "grid dimension": ({"grid": (7,)}, "`grid` with one entry per dimension"),
     "periods": ({"periods": (1.0,)}, "`periods` with one entry per dimension"),
-    "codes": ({"in_categories": 2}, "codes 0 to 1 in the last channel of sample 0 of `inputs`"),
+    "codes": ({"in_categories": 2}, "codes 0 to 1 in the last channel of the input of sample 0"),
     "no codes": (
         {"query_categories": 2},
-        "a last channel with codes in sample 0 of `query_values`, got no channel",
+        "a last channel with codes in the query of sample 0, got no channel",
     ),
 }
 

@@ -25,11 +25,11 @@ import pytest
 import torch
 
 from oformer.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from oformer.cli.describe import describe
 from oformer.data import PointDataset, generate
 from oformer.data.importers import apart, load_file, recognize
 from oformer.errors import InputError
-from oformer.inspection import describe
-from oformer.models.base import Operator
+from oformer.models.operator import Operator
 from oformer.predict import read_field
 from tests.data.importers.airfoils import trajectory, write_npz, write_tfrecord
 from tests.data.importers.test_pickles import entries

@@ -16,7 +16,7 @@ import torch
 
 from oformer import config, files
 from oformer.data import Store, estimate, generate
-from oformer.data.generate import AHEAD, STRIDE, _ahead, _in_processes, first_and_last
+from oformer.data.generate import AHEAD, STRIDE, _ahead, _in_processes, _Work, first_and_last
 from oformer.errors import InputError, SolverDiverged
 from oformer.problems.burgers import Burgers
 from oformer.problems.darcy import Darcy
@@ -176,7 +176,7 @@ def test_an_error_of_a_worker_is_said_by_the_parent(tmp_path):
     with pytest.raises(
         InputError, match=r"^Expected part 0, or `share` with its first sample, before other parts, got"
     ):
-        _in_processes(2, writer, range(1, 6), (problem, 7, 1), lambda more: None)
+        _in_processes(2, writer, range(1, 6), _Work(problem, 7, "cpu", 1), lambda more: None)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,9 @@ class Deadly(Burgers):
 def test_a_worker_that_is_killed_ends_the_others_at_once(tmp_path):
     writer = Store.create(tmp_path / "d", **_request(Burgers(points=64, solver_points=64, steps=50)))
     with pytest.raises(InputError, match=r"got one that was killed. It may have run out of memory"):
-        _in_processes(2, writer, range(1, 6), (Deadly(points=64, solver_points=64), 7, 1), lambda more: None)
+        _in_processes(
+            2, writer, range(1, 6), _Work(Deadly(points=64, solver_points=64), 7, "cpu", 1), lambda more: None
+        )
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path):
@@ -238,7 +240,7 @@ def test_parts_that_are_made_ahead_have_the_same_bytes(tmp_path, request, finger
     generate(problem, 40, seed=7, folder=tmp_path / "plain", part_size=3, **QUIET)
     writer, parts = begun(problem, tmp_path / "d")
     seen: list[int] = []
-    _ahead(writer, parts, problem, 7, "cpu", batch, seen.append)
+    _ahead(writer, parts, _Work(problem, 7, "cpu", batch), seen.append)
     assert sum(seen) == 37
     writer.finalize()
     assert fingerprint(tmp_path / "d") == fingerprint(tmp_path / "plain")
@@ -268,7 +270,7 @@ def test_a_gpu_waits_neither_for_drawing_nor_for_writing(tmp_path, waves, monkey
     monkeypatch.setattr(type(waves), "draw", drawing)
     monkeypatch.setattr(type(waves), "solve", slowly)
     monkeypatch.setattr(writer, "write", late)
-    _ahead(writer, parts, waves, 7, "cpu", 3, lambda more: None)
+    _ahead(writer, parts, _Work(waves, 7, "cpu", 3), lambda more: None)
     assert not writer.missing()
 
 
@@ -289,7 +291,7 @@ def test_what_stops_parts_that_are_made_ahead_leaves_whole_ones(
     with monkeypatch.context() as patch:
         patch.setattr(owner, where, stopped)
         with pytest.raises(KeyboardInterrupt):
-            _ahead(writer, parts, waves, 7, "cpu", 2, lambda more: None)
+            _ahead(writer, parts, _Work(waves, 7, "cpu", 2), lambda more: None)
     kept = {name: value for name, value in fingerprint(tmp_path / "d").items() if name.startswith("parts")}
     assert 1 < len(kept) < 14
     assert all(reference[name] == value for name, value in kept.items())
@@ -309,7 +311,7 @@ def test_diverged_samples_among_parts_that_are_made_ahead(tmp_path, waves, monke
     monkeypatch.setattr(type(waves), "solve", solve)
     generate(waves, 12, seed=7, folder=tmp_path / "plain", part_size=4, **QUIET)
     writer, parts = begun(waves, tmp_path / "d", count=12, part_size=4)
-    _ahead(writer, parts, waves, 7, "cpu", 3, lambda more: None)
+    _ahead(writer, parts, _Work(waves, 7, "cpu", 3), lambda more: None)
     assert writer.finalize().manifest.redrawn == ((5, 2), (11, 1))
     assert fingerprint(tmp_path / "d") == fingerprint(tmp_path / "plain")
 

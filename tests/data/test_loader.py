@@ -29,7 +29,7 @@ def numbers(*batches):
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "oformer-loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("oformer-loader")]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Each row of OFormer in the paper's tables has a recipe, with the numbers of the paper's code."""
 
+import dataclasses
 import json
 import re
 
@@ -9,10 +10,12 @@ import torch
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
 from oformer.experiments.published import ROWS
-from oformer.experiments.recipes import BASELINES, RECIPES, recipe_named
+from oformer.experiments.recipes import BASELINES, RECIPES, problem_named, recipe_named, stored_recipe
 from oformer.fields import Field
 from oformer.meshes.grids import periodic_grid
-from oformer.models import FNOConfig, Operator
+from oformer.models import OFormerConfig, Operator
+from oformer.problems import Darcy
+from oformer.problems.navier_stokes import INSTANCES
 from oformer.training.losses import Loss, Region
 from oformer.training.recipe import Data, Recipe, Training
 from oformer.training.schedules import Horizon
@@ -22,8 +25,14 @@ PAPER = {
     "ns-mix", "electro", "electro-aug", "magneto", "magneto-aug", "airfoil",
 }  # fmt: skip
 
-# Of the published FNOs, as the papers and the released code have them.
-PARAMETERS = {"burgers-2048-fno": 549_569, "darcy-141-fno": 2_368_001, "ns2-part-fno": 414_517}
+# Of the published models, as the papers and the released code have them.
+PARAMETERS = {
+    "burgers-2048-fno": 549_569, "darcy-141-fno": 2_368_001, "ns2-part-fno": 414_517,
+    "burgers-2048-mwt": 500_137, "darcy-141-mwt": 9_807_873, "ns2-part-mwt": 179_186_009,
+    "burgers-2048-galerkin-transformer": 530_305, "darcy-141-galerkin-transformer": 2_220_829,
+    "electro-aug-gnn": 280_835, "magneto-aug-gnn": 280_835,
+}  # fmt: skip
+UNPRINTED = {"darcy-141-mwt"}  # baselines of which the paper prints no error
 
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -35,16 +44,23 @@ def test_each_row_of_oformer_in_the_paper_s_tables_has_a_recipe():
 def test_baselines_are_other_models_of_published_size_with_the_errors_printed_for_them():
     assert set(BASELINES) == set(PARAMETERS)
     for name, recipe in BASELINES.items():
-        assert isinstance(recipe.model, FNOConfig)
-        assert sum(p.numel() for p in recipe.model.build(recipe.data_spec()).parameters()) == PARAMETERS[name]
-        row = next(row for row in ROWS if row.recipe == name.removesuffix("-fno"))
-        assert row.recipe in RECIPES
-        model = re.search(r"FNO\S*", recipe.paper)
-        assert model is not None
-        assert recipe.paper.startswith(f"baseline, {row.table}, ")
-        printed = float(recipe.paper.rpartition(": ")[2])
-        assert printed == pytest.approx(row.errors[model.group()] * row.unit)
-        assert recipe.data == RECIPES[row.recipe].data
+        assert not isinstance(recipe.model, OFormerConfig)
+        with torch.device("meta"):
+            model = recipe.model.build(recipe.data_spec())
+        assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+        data = max((row.recipe for row in ROWS if name.startswith(f"{row.recipe}-")), key=len)
+        rows = [row for row in ROWS if row.recipe == data]
+        assert (recipe.data, recipe.problem) == (RECIPES[data].data, RECIPES[data].problem)
+        if name in UNPRINTED:
+            assert recipe.paper.startswith(f"baseline, not in {rows[0].table}: ")
+            assert model.name not in rows[0].errors
+            continue
+        found = re.fullmatch(r"baseline, (Table \d), (.+?) at .*: (.+)", recipe.paper)
+        assert found is not None
+        table, other, printed = found.groups()
+        assert table == rows[0].table
+        expected = [row.errors[other] * row.unit for row in rows]
+        assert [float(number) for number in printed.split(" / ")] == pytest.approx(expected)
 
 
 @each_recipe
@@ -53,6 +69,24 @@ def test_a_recipe_knows_its_own_name_and_says_what_it_is(name):
     assert recipe.name == name
     assert recipe.paper
     assert f"{recipe.training.steps:,} steps" in recipe.describe()
+
+
+def test_a_problem_is_found_by_the_name_of_a_recipe_of_a_problem_or_of_an_instance():
+    assert problem_named("ns1") == (RECIPES["ns1"].problem, RECIPES["ns1"].data)
+    assert problem_named("darcy") == (Darcy(), Data(train=900, test=100))
+    assert problem_named("ns2") == (INSTANCES["ns2"], Data(train=900, test=100))
+    with pytest.raises(InputError, match=r"recipe or problem.*Did you mean `darcy`"):
+        problem_named("darci")
+
+
+def test_a_stored_recipe_is_the_one_that_was_written():
+    recipe = RECIPES["burgers-demo"]
+    content = to_json(recipe)
+    assert stored_recipe(content) == recipe
+    with pytest.raises(InputError, match="a checkpoint that knows its recipe"):
+        stored_recipe(None)
+    with pytest.raises(InputError, match=r"a problem of this package in the recipe, got `Heat`.*--recipe FILE\.py"):
+        stored_recipe({**content, "problem": {"type": "Heat"}})
 
 
 @each_recipe
@@ -74,6 +108,8 @@ def test_it_builds_an_operator_that_answers(name):
     known, asked = torch.rand(2, 5, spec.dim), torch.rand(2, 3, spec.dim)
     if operator.model.needs_grid:  # of any resolution that has its modes
         known = asked = periodic_grid((32,) * spec.dim, (1.0,) * spec.dim).float().expand(2, -1, -1)
+    if not operator.model.answers_anywhere:
+        asked = known
     values = torch.randn(2, spec.in_times, known.shape[1], spec.in_channels)
     if spec.in_categories:
         values[..., -1] = torch.randint(0, spec.in_categories, (2, 1, 5))
@@ -239,6 +275,49 @@ def test_darcy_plus_differs_in_frequencies_dropout_local_latents_optimizer_and_s
     assert RECIPES[f"{name}-plus"].training.optimizer.matrix_rate == 2e-3
 
 
+@pytest.mark.parametrize(("name", "more"), [("ns2-part", {}), ("ns3", {"model.query.local": True})])
+def test_navier_stokes_plus_differs_in_frequencies_optimizer_symmetries_and_local_latents_alone(name, more):
+    assert _changes(name) == {
+        "model.rotary": "integer",
+        "normalization.coords": "as-is",
+        "model.encoder.multipliers": [1.0],
+        "model.query.multiplier": 1.0,
+        "training.optimizer.kind": "muon",
+        "training.optimizer.rate": 1e-3,
+        "training.augment": True,
+        **more,
+    }
+    assert RECIPES[f"{name}-plus"].training.optimizer.matrix_rate == 2e-3
+
+
+def test_no_recipe_holds_out_training_samples():
+    """The paper has no validation samples: `data.validation` is for whoever chooses settings."""
+    assert not [name for name, recipe in RECIPES.items() if recipe.data.validation]
+
+
+def test_a_recipe_that_holds_samples_out_says_how_many():
+    recipe = RECIPES["ns3"]
+    held_out = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation=100))
+    assert recipe.describe().endswith("1,000 + 200 samples")
+    assert held_out.describe().endswith("1,000 (100 held out) + 200 samples")
+
+
+def test_transformers_and_graph_networks_are_trained_as_their_authors_do():
+    burgers, darcy = (RECIPES[f"{name}-galerkin-transformer"].training for name in ("burgers-2048", "darcy-141"))
+    network = RECIPES["magneto-aug-gnn"].training
+    assert [(t.steps, t.batch) for t in (burgers, darcy, network)] == [(12_800, 8), (25_600, 4), (37_500, 32)]
+    for t in (burgers, darcy, network):
+        assert (t.optimizer.kind, t.optimizer.rate, t.optimizer.weight_decay) == ("adam", 1e-3, 0.0)
+    assert [t.optimizer.clip for t in (burgers, darcy, network)] == [(("all", 0.999),), (("all", 0.99),), ()]
+    # The published weights of the relative error of the gradient, shared out over the axes.
+    assert burgers.loss.derivative == pytest.approx((0.1 / 2048) ** 0.5)
+    assert darcy.loss.derivative == pytest.approx((0.5 / 141) ** 0.5 / 2)
+    for t, ends, warmup in ((burgers, 1e-7, 0.2), (darcy, 1e-7, 0.3)):
+        rates = [1e-3 * t.schedule.at(step, t.steps)[0] for step in (0, int(warmup * t.steps) - 1, t.steps - 1)]
+        assert rates == pytest.approx([ends, 1e-3, ends / 1e4])
+    assert {network.schedule.at(step, network.steps) for step in (0, 20_000, 37_499)} == {(1.0, 0.9)}
+
+
 def test_a_known_name_gives_the_recipe():
     assert recipe_named("ns3") is RECIPES["ns3"]
 
@@ -249,6 +328,8 @@ def test_a_known_name_gives_the_recipe():
         (lambda: Training(steps=0), "`training.steps` of at least 1, got 0"),
         (lambda: Training(steps=1, log_every=0), "`training.log_every` of at least 1, got 0"),
         (lambda: Data(train=0, test=1), "at least one training and one test sample, got 0 and 1"),
+        (lambda: Data(train=8, test=1, validation=8), "`data.validation` from 0 to 7, got 8. At least one of the 8"),
+        (lambda: Data(train=8, test=1, validation=-1), "`data.validation` from 0 to 7, got -1"),
     ],
 )
 def test_refuses_settings_that_cannot_work(change, message):

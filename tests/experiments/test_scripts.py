@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oformer.cli import _override, parse
+from oformer.cli import parse
+from oformer.cli.options import override
 from oformer.experiments.published import ROWS
 from oformer.experiments.recipes import recipe_named
 
@@ -27,7 +28,7 @@ def test_the_scripts_say_what_the_command_line_understands(script, tmp_path):
     for line in calls.read_text().splitlines():
         command, rest = parse(shlex.split(line))
         if command.__class__.__name__ == "Train":
-            recipe = _override(recipe_named(command.name), rest)
+            recipe = override(recipe_named(command.name), rest)
             assert recipe.training.precision == "tf32"
             trained.add(command.out)
             continue

@@ -18,7 +18,18 @@ from oformer.config import from_json, to_json
 from oformer.errors import InputError
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.meshes.grids import periodic_grid
-from oformer.models import MODELS, FNOConfig, ModelConfig, Normalization, OFormerConfig, Operator, OperatorModel
+from oformer.models import (
+    MODELS,
+    FNOConfig,
+    GalerkinTransformerConfig,
+    GraphNetworkConfig,
+    ModelConfig,
+    MWTConfig,
+    Normalization,
+    OFormerConfig,
+    Operator,
+    OperatorModel,
+)
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -175,8 +186,42 @@ ON_GRIDS = {
         NAVIER_STOKES.spec, FNOConfig(width=4, modes=2, depth=2, head=5, activation="relu", batch_norm=True)
     ),
     "fno, block": Case(NAVIER_STOKES.spec, FNOConfig(width=4, modes=2, depth=2, head=5, padding=1, time="block")),
+    "mwt, burgers": Case(BURGERS.spec, MWTConfig(polynomials=3, channels=2, modes=3, depth=2, head=5, coords=False)),
+    "mwt, darcy": Case(
+        dataclasses.replace(DARCY.spec, grid=(3, 4)), MWTConfig(polynomials=2, channels=2, modes=2, depth=2, head=5)
+    ),
+    "mwt, march": Case(
+        NAVIER_STOKES.spec, MWTConfig(polynomials=2, channels=1, modes=1, depth=2, head=5, time="march")
+    ),
+    "mwt, block": Case(
+        NAVIER_STOKES.spec,
+        MWTConfig(polynomials=2, channels=1, modes=1, time_modes=2, depth=2, head=5, batch_norm=True),
+    ),
+    "galerkin transformer, burgers": Case(
+        BURGERS.spec,
+        GalerkinTransformerConfig(
+            kind="fourier", width=6, heads=2, depth=2, feedforward=5, channels=4, modes=3, head=3, gain=0.5
+        ),
+    ),
+    "galerkin transformer, darcy": Case(
+        DARCY.spec,
+        GalerkinTransformerConfig(
+            kind="galerkin", width=6, heads=2, depth=2, feedforward=5, coarse=3, channels=4, modes=2,
+            decoder_coords=True, head=3, dropout=0.1, feedforward_dropout=0.1, coarse_dropout=0.1,
+        ),
+    ),
+    "galerkin transformer, march": Case(
+        NAVIER_STOKES.spec,
+        GalerkinTransformerConfig(
+            kind="galerkin", width=6, heads=1, depth=2, feedforward=5, norm="latents", coords=True, channels=4,
+            modes=2, head=3,
+        ),
+    ),
+}  # fmt: skip
+ON_MESHES = {  # that answer at the points of the input alone
+    "graph network": Case(ELECTRO.spec, GraphNetworkConfig(width=6, depth=2, order=4, skipped=1)),
 }
-CASES |= ON_GRIDS
+CASES |= ON_GRIDS | ON_MESHES
 # Written down and not asked of the models: where the answer at a query depends on the other queries.
 COUPLED = {
     "electro",
@@ -192,6 +237,8 @@ COUPLED = {
 each_case = pytest.mark.parametrize("name", CASES)
 each_scattered = pytest.mark.parametrize("name", SCATTERED)
 each_on_a_grid = pytest.mark.parametrize("name", ON_GRIDS)
+each_on_a_mesh = pytest.mark.parametrize("name", ON_MESHES)
+each_padded = pytest.mark.parametrize("name", [*SCATTERED, *ON_MESHES])
 
 
 def build(name: str) -> OperatorModel:
@@ -250,9 +297,22 @@ def on_grid(spec: Spec, count: int = 3) -> list[Sample]:
     return result
 
 
+def on_mesh(spec: Spec, rows: tuple[int, ...] = (3, 4, 2)) -> list[Sample]:
+    """Ragged samples at the points of irregular meshes, three times `rows` of them, where the queries are as well."""
+    result = []
+    for n, count in enumerate(rows):
+        coords = periodic_grid((count, 3), (1.0, 1.0)) + 0.1 * wave(3 * count, 2).roll(n)
+        known = Field.of(coords, wave(spec.in_times, len(coords), spec.in_channels).roll(n))
+        query = Field.of(coords, wave(1, len(coords), spec.query_channels))
+        result.append(Sample(known, query, torch.zeros(spec.out_times, len(coords), spec.out_channels)))
+    return result
+
+
 def samples_for(name: str) -> list[Sample]:
     """Three samples that the model of a case reads."""
     spec = CASES[name].spec
+    if name in ON_MESHES:
+        return on_mesh(spec)
     return on_grid(spec) if name in ON_GRIDS else samples(spec)
 
 
@@ -288,19 +348,19 @@ def test_1_answers_have_the_shape_of_a_ragged_batch(name):
     assert torch.isfinite(result).all()
 
 
-@each_scattered
+@each_padded
 def test_2_padding_changes_nothing(name):
-    model, spec = filled(build(name)), CASES[name].spec
-    each = samples(spec)
+    model = filled(build(name))
+    each = samples_for(name)
     together = answer(model, collate(each))
     for row, sample in zip(together, each, strict=True):
         close(row[:, : sample.query.points], answer(model, collate([sample]))[0])
 
 
-@each_scattered
+@each_padded
 def test_2_padding_may_hold_anything(name):
     model, spec = filled(build(name)), CASES[name].spec
-    batch = collate(samples(spec))
+    batch = collate(samples_for(name))
 
     def spoiled(field: Field, categories: int) -> Field:
         padded = field.weights == 0
@@ -350,6 +410,21 @@ def test_4_order_of_the_queries_permutes_the_answer(name):
         answer(model, dataclasses.replace(batch, query=reordered(batch.query, order))),
         answer(model, batch)[:, :, order],
     )
+
+
+@each_on_a_mesh
+def test_4_order_of_the_points_permutes_the_answer_and_other_queries_are_refused(name):
+    model = filled(build(name))
+    batch = collate(on_mesh(CASES[name].spec))
+    assert not model.answers_anywhere
+    assert not model.needs_grid
+    order = torch.randperm(batch.input.points)
+    moved = dataclasses.replace(batch, input=reordered(batch.input, order), query=reordered(batch.query, order))
+    close(answer(model, moved), answer(model, batch)[:, :, order])
+    elsewhere = dataclasses.replace(batch.query, coords=batch.query.coords + 0.01)
+    for ask in (model.check, lambda input, query: said(model, input, query)):
+        with pytest.raises(InputError, match=f"queries at the points of the input for {model.name}"):
+            ask(batch.input, elsewhere)
 
 
 @each_scattered
@@ -408,6 +483,7 @@ def test_a_model_on_grids_refuses_padding_dropped_points_another_order_and_other
     """The promises 2 to 5 are about scattered points; what cannot keep them says so, by its name."""
     model, batch = build(name), collate(on_grid(CASES[name].spec))
     assert model.needs_grid
+    assert not model.answers_anywhere
     assert not model.queries_independent
     known, order = batch.input, torch.arange(batch.input.points).flip(0)
     padded = torch.cat([known.weights[:, :-1], torch.zeros(3, 1)], 1)
@@ -420,11 +496,11 @@ def test_a_model_on_grids_refuses_padding_dropped_points_another_order_and_other
     ):
         query = Field.of(input.coords)
         for ask in (model.check, operator.predict_normalized):
-            with pytest.raises(InputError, match=r"the points of a regular grid.* for FNO"):
+            with pytest.raises(InputError, match=f"the points of a regular grid.* for {model.name}"):
                 ask(input, query)
     elsewhere = Field.of(known.coords + 0.01)
     for ask in (model.check, operator.predict_normalized):
-        with pytest.raises(InputError, match="queries at the points of the input for FNO"):
+        with pytest.raises(InputError, match=f"queries at the points of the input for {model.name}"):
             ask(known, elsewhere)
 
 
@@ -465,6 +541,14 @@ REFERENCE = {
     "fno, darcy": (0.1214504541, -0.3234200339, -0.2948632713, -0.3354587496),
     "fno, march": (0.03988032518, -0.1827299375, -0.1885511161, -0.1849481772),
     "fno, block": (0.1216781113, -0.3241057946, -0.3602101956, -0.3583041944),
+    "mwt, burgers": (0.4928012469, -1.033646605, -0.7263639571, 0.3170097386),
+    "mwt, darcy": (0.2300737654, -0.8353342093, -0.3624461799, -0.6468375611),
+    "mwt, march": (0.1716603257, -0.6163914792, -0.2342049094, -0.3790910612),
+    "mwt, block": (0.07386901856, -0.1123970992, -0.2072406116, -0.06772513796),
+    "galerkin transformer, burgers": (0.09470135702, -0.3027842091, -0.2960772574, -0.3391654759),
+    "galerkin transformer, darcy": (0.1316240809, -0.377426165, -0.3953026431, -0.3434246675),
+    "galerkin transformer, march": (0.1694952244, -0.4392447474, -0.4372090121, -0.4368634659),
+    "graph network": (0.04328265027, 0.2272286179, 0.05096395076, -0.3444649772),
 }
 
 
@@ -472,7 +556,7 @@ REFERENCE = {
 def test_8_the_stored_answer_still_holds(name):
     model = filled(build(name))
     spec = CASES[name].spec
-    known = samples_by_formula(spec)
+    known = on_mesh(spec, (2, 3)) if name in ON_MESHES else samples_by_formula(spec)
     if name in ON_GRIDS:
         points, shape = on_grid(spec, 1)[0], (spec.in_times, math.prod(spec.grid), spec.in_channels)
         known = [dataclasses.replace(points, input=dataclasses.replace(points.input, values=wave(*shape)))] * 2
@@ -509,7 +593,10 @@ def samples_by_formula(spec: Spec) -> list[Sample]:
 @each_case
 def test_a_grid_shared_by_the_batch_answers_as_copies_of_it_do(name):
     model, spec = filled(build(name)), CASES[name].spec
-    first, *others = on_grid(spec) if name in ON_GRIDS else samples(spec, ((7, 6),) * 3)
+    if name in ON_MESHES:
+        first, *others = on_mesh(spec, (3,) * 3)
+    else:
+        first, *others = on_grid(spec) if name in ON_GRIDS else samples(spec, ((7, 6),) * 3)
     same_points = [
         Sample(
             input=dataclasses.replace(s.input, coords=first.input.coords, weights=first.input.weights),

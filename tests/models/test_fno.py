@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oformer.engine.runners import Plain
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import periodic_grid
@@ -128,7 +129,7 @@ def test_padding_keeps_the_ends_of_a_line_without_period_apart():
     torch.manual_seed(0)
     for padding in (0, 5):
         layer = FNOConfig(width=3, modes=4, depth=1, coords=False, padding=padding).build(spec)
-        assert layer._padded((32,)) == (32 + padding,)
+        assert layer.padded((32,)) == (32 + padding,)
         field = Field.of(torch.linspace(0, 1, 32)[:, None], torch.randn(32)).batched()
         rolled = dataclasses.replace(field, values=field.values.roll(1, 2))
         with torch.no_grad():
@@ -186,8 +187,7 @@ def test_autocast_leaves_the_transform_in_float32():
     field = Field.of(points, torch.randn(1, 1, 32, 1))
     with torch.no_grad():
         full = operator(field, field)
-        operator.autocast = torch.bfloat16
-        rounded = operator(field, field)
+        rounded = Plain(operator, "bfloat16")(field, field)
     assert rounded.dtype == torch.float32
     assert 0 < float((rounded - full).abs().max()) < 0.05
 
@@ -209,6 +209,7 @@ import warnings
 
 import torch
 
+from oformer.engine.runners import Compiled
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import periodic_grid
 from oformer.models import FNOConfig, Normalization, Operator
@@ -221,8 +222,7 @@ plain = operator.predict_normalized(field, field)
 plain.square().sum().backward()
 wanted = [p.grad.clone() for p in operator.parameters()]
 operator.zero_grad()
-operator.compiled = operator.model.compiled(operator.normalized)
-compiled = operator.predict_normalized(field, field)
+compiled = Compiled(operator).run(field, field)
 compiled.square().sum().backward()
 torch.testing.assert_close(compiled, plain)
 for p, gradient in zip(operator.parameters(), wanted, strict=True):

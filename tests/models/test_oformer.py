@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oformer.engine.runners import Plain
 from oformer.errors import InputError
 from oformer.experiments.recipes import BASELINES, RECIPES
 from oformer.fields import Field, Sample, Spec, collate
 from oformer.models import Normalization, OFormer, OFormerConfig, Operator
-from oformer.models.oformer import Contexts, Decoder, Encoder, Propagator, Query
+from oformer.models.oformer import Context, Decoder, Encoder, Propagator, Query
 
 exact = pytest.mark.usefixtures("float64")
+AS_IS = Normalization("none", "none", "as-is")
 Weights = dict[str, Tensor]
 
 
@@ -299,7 +301,7 @@ def test_forward_is_its_four_stages(name):
     with torch.no_grad():
         latents = model.encode(batch.input)
         z = model.query(latents, batch.input, batch.query)
-        context, staged = model.contexts(batch.query), []
+        context, staged = model.context(batch.query), []
         for _ in range(model.spec.out_times):
             z = model.propagate(z, context)
             staged.append(model.decode(z, context))
@@ -341,7 +343,7 @@ def test_recomputing_changes_no_gradient_and_keeps_one_state_a_step(name):
     kept: dict[bool, int] = {}
     gradients: dict[bool, list[Tensor]] = {}
     for recompute in (False, True):
-        model.recompute = recompute
+        runner = Plain(Operator(model, AS_IS).double(), recompute=recompute)
         sizes: dict[int, int] = {}  # by storage: a view costs nothing
 
         def keep(tensor: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
@@ -350,7 +352,7 @@ def test_recomputing_changes_no_gradient_and_keeps_one_state_a_step(name):
 
         model.zero_grad()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = (model(batch.input, batch.query, 5) - batch.target[:, :5]).square().sum()
+            loss = (runner.run(batch.input, batch.query, 5) - batch.target[:, :5]).square().sum()
             kept[recompute] = sum(sizes.values())
         loss.backward()
         gradients[recompute] = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -367,10 +369,10 @@ def test_recomputing_draws_the_same_random_numbers_again():
     batch = collate([random_sample(model.spec, 12, 9, 1.0) for _ in range(2)])
     gradients = []
     for recompute in (False, True):
-        model.recompute = recompute
         model.zero_grad()
         torch.manual_seed(0)
-        model(batch.input, batch.query).square().sum().backward()
+        runner = Plain(Operator(model, AS_IS).double(), recompute=recompute)
+        runner.run(batch.input, batch.query).square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-12)
     torch.manual_seed(1)
@@ -406,7 +408,7 @@ def test_the_state_at_the_time_of_the_input_is_never_decoded():
     with torch.no_grad():
         z = model.query(model.encode(batch.input), batch.input, batch.query)
         model(batch.input, batch.query)
-        after_one_step = model.propagate(z, model.contexts(batch.query)).unsqueeze(1)
+        after_one_step = model.propagate(z, model.context(batch.query)).unsqueeze(1)
     decoded = torch.stack(seen, 1)
     assert decoded.shape[1] == 10
     torch.testing.assert_close(decoded[:, :1], after_one_step, rtol=1e-12, atol=1e-12)
@@ -420,7 +422,7 @@ def test_steady_problems_take_no_step(times):
     batch = collate([random_sample(model.spec, 6, 4, 1.0)])
     with torch.no_grad():
         z = model.query(model.encode(batch.input), batch.input, batch.query)
-        assert torch.equal(model.propagate(z, model.contexts(batch.query)), z)
+        assert torch.equal(model.propagate(z, model.context(batch.query)), z)
         assert model(batch.input, batch.query, times).shape == (1, 1, 4, 3)
         for frames in (0, 3):
             with pytest.raises(InputError, match=f"steady problem, got times={frames}"):
@@ -572,7 +574,7 @@ def test_integer_frequencies_make_the_encoder_periodic():
 class Still(OFormer):
     """A change of the time stepping: nothing ever moves."""
 
-    def propagate(self, z: Tensor, context: Contexts) -> Tensor:
+    def propagate(self, z: Tensor, context: Context) -> Tensor:
         return z
 
 
@@ -582,32 +584,11 @@ class Still(OFormer):
 def test_a_changed_propagator_is_what_trains_and_what_predicts(gradients, recompute):
     config, spec = RECIPES["ns3"].model, RECIPES["ns3"].data_spec()
     batch = collate([random_sample(spec, 6, 5, 1.0)])
-    model = Still(config, spec)
-    model.recompute = recompute
+    runner = Plain(Operator(Still(config, spec), AS_IS).double(), recompute=recompute)
     with torch.set_grad_enabled(gradients):
-        frames = model(batch.input, batch.query)
+        frames = runner.run(batch.input, batch.query)
     assert frames.shape[1] == 10
     torch.testing.assert_close(frames, frames[:, :1].expand_as(frames))
-
-
-@pytest.mark.parametrize("kind", [OFormer, Still])
-def test_the_fused_rollout_never_stands_in_for_a_changed_one(kind, monkeypatch):
-    monkeypatch.setattr("oformer.models.oformer.fused_rollout", lambda *networks: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
-    model = kind(RECIPES["ns3"].model, RECIPES["ns3"].data_spec())
-    assert model._marches_on_chip(torch.zeros(1).as_subclass(OnGpu)) == (kind is OFormer)
-
-
-class OnGpu(Tensor):
-    """A tensor that says it lies on a GPU."""
-
-    @property
-    def is_cuda(self) -> bool:
-        return True
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
 
 
 def reencoding(frames: int, local: bool = False) -> Operator:

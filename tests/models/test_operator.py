@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from oformer.engine.runners import Plain
 from oformer.errors import InputError
 from oformer.fields import Field, Sample, Spec, collate
 from oformer.models import Normalization, OFormerConfig, Operator, OperatorModel
-from oformer.models.base import _extremes
 from oformer.models.oformer import Encoder, Query
-from oformer.nn.rotary import expanded
+from oformer.models.outside import _extremes
+from oformer.nn.shared_grids import expanded
 
 exact = pytest.mark.usefixtures("float64")
 
@@ -323,10 +324,10 @@ def test_autocast_reaches_the_model_alone_and_answers_in_float32():
     operator, batch = Operator(Product(SPEC), Normalization()).fit(samples), collate(samples)
     plain = operator(batch.input, batch.query)
     assert operator.model.kind == torch.float32
-    operator.autocast = torch.bfloat16
-    cast = operator(batch.input, batch.query)
+    runner = Plain(operator, "bfloat16")
+    cast = runner(batch.input, batch.query)
     assert operator.model.kind == torch.bfloat16
-    assert cast.dtype == operator.predict_normalized(batch.input, batch.query).dtype == torch.float32
+    assert cast.dtype == runner.run(batch.input, batch.query).dtype == torch.float32
     # Only the unit-scale answer is rounded: an error of 2^-9 of the spread, not of the offset.
     error = ((cast - plain) / operator.target_scale.scale).abs().max()
     assert 0 < error < 2**-7

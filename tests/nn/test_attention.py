@@ -15,7 +15,6 @@ from oformer.nn.attention import (
     AttentionKind,
     Normalize,
     diagonal_dominant_,
-    sum_of_products,
 )
 from oformer.nn.rotary import Rotary
 
@@ -350,31 +349,3 @@ def test_softmax_of_equal_scores_is_the_weighted_mean():
     x, coords, weights = points(6)
     mean = (weights[..., None] * F.linear(x, layer.v.weight)).sum(1, keepdim=True)
     close(layer(x, coords, weights), mean.expand_as(x))
-
-
-def test_sum_of_products_and_its_derivatives():
-    a, b = torch.randn(2, 3, 5, 4, requires_grad=True), torch.randn(2, 3, 5, 6, requires_grad=True)
-    close(sum_of_products(a, b), torch.einsum("bhni,bhnj->bhij", a, b))
-    assert torch.autograd.gradcheck(sum_of_products, (a, b))
-    assert torch.autograd.gradgradcheck(sum_of_products, (a, b))
-
-
-def test_gradients_of_a_sum_of_products_lie_in_memory_as_its_factors():
-    a, b = torch.randn(2, 3, 5, 4, requires_grad=True), torch.randn(2, 3, 5, 6, requires_grad=True)
-    result = sum_of_products(a, b)
-    for gradient in torch.autograd.grad(result, (a, b), torch.randn_like(result)):
-        assert gradient.is_contiguous()
-
-
-def test_sum_of_products_under_autocast_rounds_only_the_factors():
-    a, b = (torch.randn(2, 50, 4, dtype=torch.float32, requires_grad=True) for _ in range(2))
-    with torch.autocast("cpu", torch.bfloat16):
-        result = sum_of_products(a, b.bfloat16())
-    assert result.dtype == torch.bfloat16
-    exact = sum_of_products(a.double(), b.double())
-    torch.testing.assert_close(result.double(), exact, rtol=2**-7, atol=0.1)
-    direction = torch.randn_like(result)
-    gradients = torch.autograd.grad(result, (a, b), direction)
-    for got, expected in zip(gradients, torch.autograd.grad(exact, (a, b), direction.double()), strict=True):
-        assert got.dtype == torch.float32
-        torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.05)

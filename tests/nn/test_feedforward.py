@@ -51,33 +51,28 @@ def test_mlp_has_no_biases_unless_asked():
 
 @pytest.mark.parametrize("widths", [(3, 5), (3, 7, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_drive_equals_concatenation(widths, bias):
+def test_a_context_is_as_good_as_concatenated(widths, bias):
     network = MLP(widths, context=2, bias=bias, last_bias=bias)
     x, context = torch.randn(2, 4, 3), torch.randn(2, 4, 2)
     together = by_hand(network, torch.cat([x, context], -1), gelu)
-    close(network(x, network.drive(context)), together)
-    assert (network(x) - together).abs().max() > 1e-3
+    close(network(x, context), together)
+    assert (network(x, 0 * context) - together).abs().max() > 1e-3
     parameters = list(network.parameters())
     for one, other in zip(
-        torch.autograd.grad(network(x, network.drive(context)).square().sum(), parameters),
+        torch.autograd.grad(network(x, context).square().sum(), parameters),
         torch.autograd.grad(together.square().sum(), parameters),
         strict=True,
     ):
         close(one, other)
 
 
-def test_drive_broadcasts_over_times():
-    network = MLP((3, 7, 5), context=2)
-    x, context = torch.randn(2, 6, 4, 3), torch.randn(2, 1, 4, 2)
-    close(
-        network(x, network.drive(context)),
-        by_hand(network, torch.cat([x, context.expand(-1, 6, -1, -1)], -1), gelu),
-    )
-
-
-def test_no_context_no_drive():
-    assert MLP((3, 5), context=2).drive(None) is None
-    assert MLP((3, 5)).drive(torch.randn(2, 4, 2)) is None
+def test_a_context_that_samples_share_is_multiplied_once():
+    network, seen = MLP((3, 7, 5), context=2), []
+    from_context = network.from_context
+    network.from_context = lambda context: seen.append(context.shape) or from_context(context)
+    x, context = torch.randn(6, 4, 3), torch.randn(1, 4, 2).expand(6, -1, -1)
+    close(network(x, context), by_hand(network, torch.cat([x, context], -1), gelu))
+    assert seen == [(1, 4, 2)]
 
 
 def test_mlp_dropout_comes_after_each_activation_and_after_the_last_layer():

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.nn.rotary import Rotary, expanded, once_per_grid
-from tests.nn.compiled import printed
+from oformer.nn.rotary import Rotary
+from oformer.nn.shared_grids import expanded
 
 PERIODS = (1.0, 2.5, 0.5)
 dimensions = pytest.mark.parametrize("dim", [1, 2, 3])
@@ -174,47 +174,6 @@ def test_refuses_a_multiplier_that_would_break_the_period():
     assert Rotary(1, 8, multiplier=1.5).frequencies[0, 0] == 1.5
 
 
-def test_expanded_is_told_by_the_memory_and_not_by_the_values():
-    one = torch.randn(1, 4, 2)
-    assert expanded(one.expand(3, -1, -1))
-    assert not expanded(one.repeat(3, 1, 1))
-    assert not expanded(one)
-
-
-@exact
-@pytest.mark.parametrize("batch", [1, 3])
-def test_once_per_grid_gives_the_same_values_and_gradients(batch):
-    matrix = torch.randn(2, 5, requires_grad=True)
-    grid = torch.randn(1, 4, 2, requires_grad=True)
-    direction = torch.randn(batch, 4, 5)
-    seen = []
-
-    def function(x: Tensor) -> Tensor:
-        seen.append(x.shape[0])
-        return (x @ matrix).sin()
-
-    once = once_per_grid(function, grid.expand(batch, -1, -1))
-    assert seen == [1]
-    plain = function(grid.repeat(batch, 1, 1))
-    close(once, plain)
-    for a, b in zip(
-        torch.autograd.grad((once * direction).sum(), (matrix, grid)),
-        torch.autograd.grad((plain * direction).sum(), (matrix, grid)),
-        strict=True,
-    ):
-        close(a, b)
-    assert expanded(once) == (batch > 1)
-
-
-def test_once_per_grid_works_on_every_sample_where_they_differ():
-    x = torch.randn(3, 4, 2)
-    seen = []
-    result = once_per_grid(lambda y: seen.append(y.shape[0]) or y * 2, x)
-    assert seen == [3]
-    assert torch.equal(result, 2 * x)
-    assert not expanded(result)
-
-
 @exact
 def test_tables_of_a_shared_grid_are_computed_once():
     layer, coords = rotary(2, "ladder"), torch.randn(1, 5, 2)
@@ -222,33 +181,3 @@ def test_tables_of_a_shared_grid_are_computed_once():
     for one, other in zip(shared, copied, strict=True):
         assert expanded(one)
         close(one, other)
-
-
-COMPILED = """
-import torch
-from oformer.nn.rotary import Rotary
-
-layer, x = Rotary(2, 16, multiplier=3.0), torch.randn(3, 7, 2, 16, requires_grad=True)
-turned = Compiled(lambda x, coords: layer(x, layer.tables(coords)))
-turned.check([x, torch.rand(1, 7, 2).expand(3, -1, -1)], [x])
-"""
-
-
-def test_a_compiled_layer_computes_each_table_once():
-    """Or each sample and head would compute the same cosines again. Without the shape checks, which cannot compile."""
-    (nodes,) = printed(COMPILED)
-    assert nodes.count("oformer.turns") == 1
-    assert "cos" not in nodes
-    assert "sin" not in nodes
-
-
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_tables_in_one_kernel_are_the_plain_ones(dim):
-    """Also of many thousands of radians; without a GPU in Triton's interpreter."""
-    kernels = pytest.importorskip("oformer.nn.rotary_kernels", exc_type=ImportError)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    coords = torch.rand(3, 71, dim + 2, device=device)[..., 1:-1] - 0.3
-    layer = Rotary(dim, 12, multiplier=20_000.0).to(device)
-    found, expected = kernels.turns(coords, layer.frequencies), layer.tables(coords)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

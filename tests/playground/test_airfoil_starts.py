@@ -2,7 +2,8 @@
 
 import torch
 
-from oformer.playground.airfoil_starts import read_starts, save_starts
+from oformer.playground.scenes.airfoil import read_starts
+from tools.airfoil_starts import save_starts
 
 
 def test_first_frames_are_written_and_read_in_half_precision(tmp_path, service):

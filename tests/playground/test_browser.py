@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from oformer.playground import api
 from oformer.playground.scenes.base import Sensors
 from oformer.playground.server import Server
-from oformer.playground.starting_resolution import Cost, start_of
+from oformer.playground.starting_resolution import Start
 from tests.playground.chromium import Page, executable
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium here; Debian's package is `chromium`")
@@ -135,12 +136,9 @@ def test_the_solver_and_the_error_beside_it(page, service):
 
 
 def test_what_takes_long_begins_with_fewer_points_and_all_are_one_click_away(page, service, predictors, monkeypatch):
-    served = service.models["darcy"]
-    full = served.start
-    assert not full.reduced
-    monkeypatch.setattr(type(served.scene), "strides", (1, 2))
-    cost = Cost(predictors["darcy"])
-    monkeypatch.setitem(vars(served), "start", start_of(served.scene, cost, most=cost(8 * 8, 7 * 7)))
+    assert not service.describe("darcy")["play"]["start"]["reduced"]
+    monkeypatch.setattr(type(service.models["darcy"].scene), "strides", (1, 2))
+    monkeypatch.setattr(api, "start_of", lambda *rest: Start(2, 1.0, 7, 1.0, 4.0))
     choose(page, "darcy")
     assert page.js("[playground.sensors.stride, playground.resolution]") == [2, 7]
     assert page.js("[playground.answer.sensors.coords.shape[0], playground.answer.prediction.shape[1]]") == [64, 49]

@@ -236,6 +236,7 @@ AMBIGUOUS = {
     "a folded field that hides a length": b"A: b\r\n " + LENGTH,
     "a first line that is folded": b" A: b\r\n" + LENGTH,
     "a line feed alone": b"A: b\n" + LENGTH,
+    "a line feed alone at the end": LENGTH + b"A: b\n",
     "a carriage return alone": b"A: b\r" + LENGTH,
     "a zero byte": b"A: b\0" + LENGTH,
     "a line without a colon": b"hello\r\n" + LENGTH,
@@ -337,7 +338,7 @@ def draw(self, name, index):
     return {{"late": True}}
 
 Service.draw = draw
-Service.warm = lambda self, name: iter(())
+Service.warm = lambda self, name: None
 server.Service = functools.partial(Service, limits=Limits(grace={grace}))
 sys.exit(main(["serve", {source!r}, "--port", "0", "--device", "cpu"]))
 """

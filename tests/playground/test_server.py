@@ -301,6 +301,7 @@ def spoken(server: Server, text: bytes, wait: float = 5.0) -> bytes:
     [
         (b"GET / HTTP/2.0\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: localhost\n\n", 400),
         (b"BREW /pot HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
@@ -326,7 +327,7 @@ def test_a_client_that_leaves_costs_nothing(server, client):
     body = json.dumps({"index": 0}).encode()
     drawn = []
     service = server.service
-    original, service.draw = service.draw, lambda *arguments: drawn.append(arguments)
+    original, service.draw = service.draw, lambda name, index: drawn.append(name)
     try:
         with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
             head = "POST /v1/models/burgers/draw HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -383,7 +384,7 @@ def test_a_full_line_is_a_503_that_says_when_to_come_again(predictors):
 
 
 def test_a_mistake_of_ours_is_a_500_without_its_story(client, server, monkeypatch, capsys):
-    monkeypatch.setattr(server.service, "draw", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(server.service, "draw", lambda name, index: 1 / 0)
     status, answer = client.post("/v1/models/burgers/draw", {"index": 0})
     assert status == 500
     assert "ZeroDivision" not in answer["error"]
@@ -606,7 +607,7 @@ def test_what_is_being_answered_is_answered_before_it_stops(predictors, monkeypa
     loop = threading.Thread(target=server.serve_forever, daemon=True)
     loop.start()
     begun, end = threading.Event(), threading.Event()
-    monkeypatch.setattr(server.service, "draw", lambda *arguments: {"late": begun.set() or end.wait(10)})
+    monkeypatch.setattr(server.service, "draw", lambda name, index: {"late": begun.set() or end.wait(10)})
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(asked, server)
         assert begun.wait(60)

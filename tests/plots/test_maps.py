@@ -14,7 +14,7 @@ from oformer.errors import InputError
 from oformer.fields import Field, Sample
 from oformer.meshes.grids import periodic_grid
 from oformer.plots import maps, style
-from oformer.plots.panel import Panel
+from oformer.plots.lines import Panel
 
 GRID = (6, 5)
 IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
@@ -81,11 +81,11 @@ def test_as_many_input_points_elsewhere_are_no_map_of_the_queries(move):
 
 def test_frames_go_from_the_first_to_the_last_step():
     one = panel(times=9)
-    figure = maps.frames(one, GRID, count=3)
-    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == ["step 1", "step 5", "step 9"]
+    figure = maps.frames(one, GRID)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:5]] == [f"step {k}" for k in (1, 3, 5, 7, 9)]
     shown = images(figure)
-    np.testing.assert_allclose(shown[2].get_array(), one.sample.target[8, :, 0].reshape(GRID).T)
-    assert len({image.get_clim() for image in shown[6:9]}) == 1
+    np.testing.assert_allclose(shown[4].get_array(), one.sample.target[8, :, 0].reshape(GRID).T)
+    assert len({image.get_clim() for image in shown[10:15]}) == 1
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4"])
@@ -93,14 +93,14 @@ def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
     path = tmp_path / f"movie.{kind}"
     if kind == "mp4":
         imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    maps.animation(path, panel(times=3), GRID, rate=2)
+    maps.animation(path, panel(times=3), GRID)
     if kind == "gif":
         with Image.open(path) as movie:
             assert movie.n_frames == 3
-            assert movie.info["duration"] == 500
+            assert movie.info["duration"] == 160  # a sixth of a second, in hundredths
     else:
         frames, seconds = imageio_ffmpeg.count_frames_and_secs(str(path))
-        assert (frames, seconds) == (3, pytest.approx(1.5, abs=0.1))
+        assert (frames, seconds) == (3, pytest.approx(0.5, abs=0.1))
 
 
 @pytest.mark.parametrize("offset", [10.0, 0.0], ids=["of one sign", "of both signs"])

@@ -9,12 +9,13 @@ from matplotlib.collections import LineCollection, PathCollection, TriMesh
 from matplotlib.quiver import Quiver
 
 from oformer.errors import InputError
-from oformer.fields import Field, Sample, collate
+from oformer.fields import Field, Picture, Sample, collate
 from oformer.plots import maps, style
-from oformer.plots.panel import Panel
-from oformer.plots.triangles import channel_index, surface
+from oformer.plots.lines import Panel
+from oformer.plots.triangles import surface
 
-NAMES = ("velocity x", "velocity y", "pressure")
+PRESSURE = Picture(target=2)
+FLOW = Picture(target=2, vector=(0, 1))
 
 
 def lattice(n):
@@ -43,7 +44,7 @@ def artists(figure, kind):
 
 def test_a_row_holds_the_values_at_the_corners():
     one = panel()
-    given, truth, answer, error = artists(maps.solutions([one], channel="pressure", names=NAMES), TriMesh)
+    given, truth, answer, error = artists(maps.solutions([one], picture=PRESSURE), TriMesh)
     frame = one.sample.target[-1, :, 2].numpy()
     np.testing.assert_allclose(truth.get_array(), frame)
     np.testing.assert_allclose(answer.get_array(), 1.1 * frame, rtol=1e-6)
@@ -59,12 +60,12 @@ def test_a_row_holds_the_values_at_the_corners():
 
 def test_the_labels_name_the_channel_and_its_error():
     one = panel()
-    figure = maps.solutions([one], channel="pressure", names=NAMES, input="inflow")
+    figure = maps.solutions([one], picture=PRESSURE, input="inflow", target="pressure")
     titles = [axis.get_title(loc="left") for axis in figure.axes]
     assert titles == ["inflow", "pressure (truth)", "prediction", "error"]
     assert "10%" in figure.axes[3].get_xlabel()
     assert all(axis.get_aspect() == 1 for axis in figure.axes)
-    assert maps.frames(one, channel=1, names=NAMES).get_suptitle() == "velocity y"
+    assert maps.frames(one, target="velocity y").get_suptitle() == "velocity y"
 
 
 def test_the_border_of_the_mesh_is_drawn_and_nothing_inside():
@@ -78,7 +79,7 @@ def test_the_border_of_the_mesh_is_drawn_and_nothing_inside():
 
 def test_arrows_point_along_the_vectors_and_share_a_scale():
     one = panel(n=40)
-    figure = maps.solutions([one], channel="pressure", names=NAMES, arrows=("velocity x", "velocity y"))
+    figure = maps.solutions([one], picture=FLOW)
     truth, answer = artists(figure, Quiver)
     coords, vectors = one.sample.query.coords.numpy(), one.sample.target[-1, :, :2].numpy()
     at = truth.get_offsets()
@@ -100,7 +101,7 @@ def test_arrows_point_along_the_vectors_and_share_a_scale():
 def test_a_window_shows_and_scales_to_what_is_in_it():
     one = panel(n=21)
     window = (0.21, 0.58, 0.52, 1.47)
-    figure = maps.solutions([one], channel=2, window=window)
+    figure = maps.solutions([one], picture=Picture(target=2, window=window))
     _, truth, *_ = artists(figure, TriMesh)
     axis = figure.axes[1]
     assert (*axis.get_xlim(), *axis.get_ylim()) == window
@@ -111,12 +112,11 @@ def test_a_window_shows_and_scales_to_what_is_in_it():
     # A triangle that only reaches into the window is drawn too: there is no gap at the rim.
     corners = one.sample.query.coords.numpy()[truth._triangulation.triangles]
     assert corners[..., 0].min() < 0.21
-    assert len(corners) < len(one.sample.cells[0])
 
 
 def test_points_without_cells_are_triangulated_and_it_is_said():
     one = panel(cells=False)
-    figure = maps.solutions([one], channel=2)
+    figure = maps.solutions([one], picture=PRESSURE)
     _, truth, *_ = artists(figure, TriMesh)
     np.testing.assert_allclose(truth.get_array(), one.sample.target[-1, :, 2])
     assert figure.axes[1].get_xlabel() == "triangles by Delaunay"
@@ -129,7 +129,7 @@ def test_delaunay_does_not_bridge_a_notch():
     points, _ = lattice(21)
     notch = ((points[:, 0] - 0.5).abs() < 0.24) & (points[:, 1] > 0.26)
     letter = Field.of(points[~notch])
-    place = surface(Sample(letter, letter, torch.zeros(1, letter.points, 1)))
+    place = surface(letter)
     corners = place.points[place.triangles]
     middle = corners.mean(1)
     assert not ((abs(middle[:, 0] - 0.5) < 0.15) & (middle[:, 1] > 0.4)).any()
@@ -147,21 +147,20 @@ def test_points_on_a_line_are_dots_and_padding_is_left_out():
     assert "no triangles" in figure.axes[1].get_xlabel()
     long, short = panel(n=7, cells=False).sample, panel(n=5, cells=False).sample
     batch = collate([long, short])
-    padded = Sample(batch.input.single(1), batch.query.single(1), batch.target[1])
-    place = surface(padded)
+    place = surface(batch.query.single(1))
     assert len(place.points) == 25
     np.testing.assert_allclose(place.points, short.query.coords, atol=1e-6)
 
 
 def test_frames_go_from_the_first_to_the_last_step():
     one = panel(times=9)
-    figure = maps.frames(one, count=3, channel="pressure", names=NAMES, arrows=(0, 1))
-    assert [axis.get_title(loc="left") for axis in figure.axes[:3]] == ["step 1", "step 5", "step 9"]
+    figure = maps.frames(one, picture=FLOW)
+    assert [axis.get_title(loc="left") for axis in figure.axes[:5]] == [f"step {k}" for k in (1, 3, 5, 7, 9)]
     shown = artists(figure, TriMesh)
-    np.testing.assert_allclose(shown[2].get_array(), one.sample.target[8, :, 2])
-    np.testing.assert_allclose(shown[8].get_array(), 0.1 * one.sample.target[8, :, 2], rtol=1e-4)
-    assert len({mesh.get_clim() for mesh in shown[6:9]}) == 1
-    assert len(artists(figure, Quiver)) == 6
+    np.testing.assert_allclose(shown[4].get_array(), one.sample.target[8, :, 2])
+    np.testing.assert_allclose(shown[14].get_array(), 0.1 * one.sample.target[8, :, 2], rtol=1e-4)
+    assert len({mesh.get_clim() for mesh in shown[10:15]}) == 1
+    assert len(artists(figure, Quiver)) == 10
 
 
 @pytest.mark.parametrize("kind", ["gif", "mp4"])
@@ -169,7 +168,7 @@ def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
     path = tmp_path / f"movie.{kind}"
     if kind == "mp4":
         imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
-    maps.animation(path, panel(times=4), channel="pressure", names=NAMES, arrows=(0, 1), window=(0, 1, 0, 1))
+    maps.animation(path, panel(times=4), target="pressure", picture=dataclasses.replace(FLOW, window=(0, 1, 0, 1)))
     if kind == "gif":
         from PIL import Image
 
@@ -182,7 +181,7 @@ def test_an_animation_has_a_picture_for_each_step(tmp_path, kind):
 def test_a_prediction_of_zeros_and_a_constant_truth_can_be_drawn():
     one = panel()
     flat = dataclasses.replace(one.sample, target=torch.full_like(one.sample.target, 3.0))
-    figure = maps.solutions([Panel("flat", flat, torch.zeros_like(flat.target))], arrows=(0, 1))
+    figure = maps.solutions([Panel("flat", flat, torch.zeros_like(flat.target))], picture=FLOW)
     assert style.rendered(figure).startswith(b"\x89PNG")
     assert style.rendered(figure, "svg").count(b"<path") < 5000  # shaded triangles are one picture there
 
@@ -190,15 +189,15 @@ def test_a_prediction_of_zeros_and_a_constant_truth_can_be_drawn():
 def test_what_cannot_be_drawn_is_refused():
     one = panel()
     for request, words in (
-        ({"channel": "speed", "names": NAMES}, "`speed`.*Choices: pressure, velocity x, velocity y"),
-        ({"channel": 3}, "a channel between 0 and 2"),
-        ({"channel": -4}, "a channel between 0 and 2"),
-        ({"input_channel": 5}, "a channel between 0 and 2"),
-        ({"window": (0.5, 0.2, 0, 1)}, "left, right, bottom, top"),
-        ({"window": (7.0, 8.0, 7.0, 8.0)}, "points in the window .* got none"),
-        ({"grid": (7, 7), "window": (0, 1, 0, 1)}, "a window only for scattered"),
-        ({"grid": (7, 7), "arrows": (0, 1)}, "arrows only on scattered"),
+        (({"target": 3}, None), "a channel between 0 and 2"),
+        (({"target": -4}, None), "a channel between 0 and 2"),
+        (({"input": 5}, None), "a channel between 0 and 2"),
+        (({"vector": (0, 3)}, None), "a channel between 0 and 2"),
+        (({"window": (0.5, 0.2, 0, 1)}, None), "left, right, bottom, top"),
+        (({"window": (7.0, 8.0, 7.0, 8.0)}, None), "points in the window .* got none"),
+        (({"window": (0, 1, 0, 1)}, (7, 7)), "a window only for scattered"),
+        (({"vector": (0, 1)}, (7, 7)), "arrows only on scattered"),
     ):
+        picture, grid = request
         with pytest.raises(InputError, match=words):
-            maps.solutions([one], **request)
-    assert channel_index(-1, (), 3) == 2
+            maps.solutions([one], grid, picture=Picture(**picture))

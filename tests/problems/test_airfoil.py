@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 import torch
 
+from oformer.checks import check_sample
 from oformer.errors import InputError
-from oformer.fields import check_sample, collate
+from oformer.fields import collate
 from oformer.meshes.airfoil import Naca
 from oformer.meshes.cache import mesh_of
 from oformer.meshes.subsets import inside
 from oformer.problems.airfoil import REGION, Airfoil
 from oformer.solvers.euler_fv import Numerics, free_stream
+from tests.flow_meshes import solve_mirrored
 
 COARSE = Naca(wall=24, far_field=16, trailing=0.05, leading=0.05, growth=0.3)
 QUICK = Numerics(newton=2, sweeps=3, start_newton=2)
@@ -101,8 +103,7 @@ def test_augmentation_mirrors_the_flow_and_its_mesh():
     mirrored = changed.parameters["angle"] != batch.parameters["angle"]
     assert mirrored.any()
     assert not mirrored.all()
-    state = {"mach": changed.parameters["mach"], "angle": changed.parameters["angle"], "mirrored": mirrored}
-    solved = collate(SMALL.solve(state))
+    solved = collate(solve_mirrored(SMALL, changed.parameters["mach"], changed.parameters["angle"], mirrored))
     for name in ("input", "query"):
         one, other = getattr(changed, name), getattr(solved, name)
         torch.testing.assert_close(one.coords, other.coords, rtol=0, atol=0)

@@ -12,7 +12,7 @@ from oformer.errors import InputError, SolverDiverged
 from oformer.meshes.airfoil import Naca
 from oformer.solvers import euler_flux, euler_fv
 from oformer.solvers.euler_flux import GAMMA
-from oformer.solvers.euler_fv import EulerSolver, Flow, Numerics, Scheme, forces, free_stream, solve
+from oformer.solvers.euler_fv import PRESSURE, EulerSolver, Flow, Numerics, Scheme, free_stream, solve
 from oformer.solvers.median_dual import median_dual
 from tests.flow_meshes import FAR, WALL, Arrays, box, doubles, o_mesh
 
@@ -304,13 +304,43 @@ def test_sound_travels_at_the_speed_of_sound_with_and_against_the_flow():
         assert float((near * x).sum() / near.sum()) == pytest.approx(4 + (mach + way) * t, abs=0.05)
 
 
+def steady(of: EulerSolver, free: Flow, tolerance: float, iterations: int = 5000) -> Flow:
+    """The steady flow, by the solver's own iteration with a local time step that grows."""
+    (group,) = of._groups(None, free, None)
+    kernels, now, still = of._kernels(iterations), group.now, torch.zeros_like(group.now)
+    length = of._column(of.dual.normals.norm(dim=0).sum(0) + of.dual.border.norm(dim=0))
+    speed = float((free.velocity.norm(dim=-1) + (GAMMA * free.pressure / free.density).sqrt()).max())
+    start = None
+    for step in range(iterations):
+        courant = 20.0 * min(1.0, 0.05 * 1.05**step)
+        now = of._newton(kernels, now, now, still, length * (speed / courant), group.free)
+        if step % 50 == 0:
+            left = kernels.residual(now, now, still, length, group.free, of.tables, of.numerics.scheme)[0]
+            norm = (left[0] / of._column(of.dual.volumes)).norm(dim=0)
+            start = norm if start is None else start
+            if float((norm / start).max()) <= tolerance:
+                return of._flow(now)
+    raise AssertionError("not steady")
+
+
+def forces(mesh: Arrays, pressure: Tensor, mach: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Lift and drag of all walls over the dynamic pressure of the free stream, for a chord of one."""
+    dual = median_dual(*mesh)
+    # Around a closed body a constant pressure does nothing; without it, less is lost in rounding.
+    excess = pressure[:, dual.order[dual.wall :]] - PRESSURE
+    force = excess @ dual.border[:, dual.wall :].T / (GAMMA / 2 * PRESSURE * mach[:, None] ** 2)
+    turn = torch.deg2rad(angle)
+    lift = force[:, 1] * torch.cos(turn) - force[:, 0] * torch.sin(turn)
+    return lift, force[:, 0] * torch.cos(turn) + force[:, 1] * torch.sin(turn)
+
+
 @pytest.fixture(scope="module")
 def steady_lift() -> tuple[Tensor, Tensor, Flow, Arrays]:
     """At Mach 0.3 and 0, 2 and -2 degrees on a mesh that is its own mirror image."""
     mesh = o_mesh(64, 16, symmetric=True)
     mach, angle = doubles(0.3, 0.3, 0.3), doubles(0.0, 2.0, -2.0)
-    flow = solver(mesh, together=3).steady(None, free_stream(mach, angle), tolerance=2e-4)
-    return *forces(*mesh, flow.pressure, mach=mach, angle=angle), flow, mesh
+    flow = steady(solver(mesh, together=3), free_stream(mach, angle), tolerance=2e-4)
+    return *forces(mesh, flow.pressure, mach, angle), flow, mesh
 
 
 def test_lift_is_zero_at_zero_angle_and_changes_sign_with_it(steady_lift):
@@ -451,8 +481,8 @@ def test_lift_with_a_shock():
     mesh = made.points, made.triangles, made.marks
     mach, angle = doubles(0.8), doubles(1.25)
     of = EulerSolver(median_dual(*mesh), precision="float64", together=1)
-    flow = of.steady(None, free_stream(mach, angle), tolerance=1e-4)
-    lift, drag = forces(*mesh, flow.pressure, mach=mach, angle=angle)
+    flow = steady(of, free_stream(mach, angle), tolerance=1e-4)
+    lift, drag = forces(mesh, flow.pressure, mach, angle)
     assert float(lift) == pytest.approx(0.35, rel=0.05)
     assert float(drag) == pytest.approx(0.0226, rel=0.05)
 
@@ -478,12 +508,6 @@ def test_a_flow_that_breaks_down_is_named():
         solve(*o_mesh(32, 8), mach=torch.tensor([5.0]), time_step=1e-3, **settings)
     assert 1 <= caught.value.step <= 61
     assert caught.value.time == pytest.approx(1e-3 * caught.value.step)
-
-
-def test_a_state_that_does_not_become_steady_is_named():
-    of = solver(o_mesh(24, 6))
-    with pytest.raises(SolverDiverged, match="not yet steady"):
-        of.steady(None, free_stream(doubles(0.3), doubles(1.0)), tolerance=1e-12, iterations=3)
 
 
 def test_updates_keep_density_and_pressure_positive():
@@ -519,10 +543,3 @@ def test_bad_input_is_refused():
         solver(mesh).march(dataclasses.replace(flow, pressure=-flow.pressure), uniform(1), frames=[0], time_step=0.1)
     with pytest.raises(InputError, match="flows of shape"):
         solver(mesh).march(uniform(7), uniform(1), frames=[0], time_step=0.1)
-
-
-def test_the_force_of_a_closed_body_does_not_feel_a_constant_pressure():
-    mesh = o_mesh(48, 6)
-    pressure = torch.full((2, len(mesh[0])), 1e5, dtype=torch.float64)
-    for force in forces(*mesh, pressure, mach=doubles(0.3, 0.6), angle=doubles(3.0, -9.0)):
-        assert float(force.abs().max()) < 1e-12

@@ -15,19 +15,21 @@ from torch import Tensor
 
 from oformer.checkpoint import checkpoints, load_tensors
 from oformer.data.dataset import PointDataset
+from oformer.engine.runners import Plain
 from oformer.errors import InputError, TrainingDiverged
 from oformer.fields import Batch, Field, Sample, collate
 from oformer.models import Normalization, OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
-from oformer.training import loop
 from oformer.training.distributed import ALONE, Ranks, started_by_torchrun
 from oformer.training.evaluate import Errors, errors
 from oformer.training.journal import read_journal
-from oformer.training.loop import STATE, train
+from oformer.training.loop import Outcome, train
 from oformer.training.losses import Loss, Region
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Data, Recipe, Training
-from oformer.training.step import Scale, Stepper, some_samples
+from oformer.training.resume import STATE
+from oformer.training.run import Run
+from oformer.training.step import Scale, Stepper
 from tests.ranks import pair
 from tests.tiny import tiny_recipe
 
@@ -83,7 +85,7 @@ def gradients(ranks: Ranks, recipe: Recipe) -> dict[str, Tensor]:
     batch: Batch = collate(samples).to(torch.float64)
     rank, world = ranks.share
     share = batch.size // world
-    batch = ranks.our_points(some_samples(batch, slice(rank * share, (rank + 1) * share)))
+    batch = ranks.our_points(batch.samples(slice(rank * share, (rank + 1) * share)))
     with ranks.points_together():
         numbers = Stepper(operator, recipe.training, "cpu", ranks)(batch, 2)
     found = {name: p.grad for name, p in operator.named_parameters() if p.grad is not None}
@@ -127,12 +129,12 @@ def scaled_gradients(ranks: Ranks, recorded: bool, spoiled: int | None) -> tuple
     """All gradients through float16 beside each other, and the scale afterwards; one rank's loss may be spoiled."""
     recipe, samples = ragged_recipe(), ragged_samples(4)
     operator = operator_of(recipe, PointDataset(samples))
-    operator.autocast = torch.float16
     stepper = Stepper(operator, recipe.training, "cpu", ranks, (lambda work, _: work) if recorded else None)
+    stepper.runner = Plain(operator, "float16")
     stepper.scale = Scale(torch.device("cpu"))
     rank, world = ranks.share
     share = len(samples) // world
-    batch = some_samples(collate(samples), slice(rank * share, (rank + 1) * share))
+    batch = collate(samples).samples(slice(rank * share, (rank + 1) * share))
     if ranks.rank == spoiled:
         batch.target[...] = torch.inf
     for _ in range(STEPS):
@@ -196,7 +198,7 @@ def still(recipe: Recipe) -> Recipe:
     )
 
 
-def run(ranks: Ranks, recipe: Recipe, folder: Path, store: Path, **minutes: float | None) -> loop.Outcome:
+def run(ranks: Ranks, recipe: Recipe, folder: Path, store: Path, **minutes: float | None) -> Outcome:
     data = PointDataset.open(store, recipe.data.view)
     splits = data.split("train"), data.split("test")
     return train(recipe, folder, splits, quiet=True, tensorboard=False, ranks=ranks, **minutes)
@@ -235,14 +237,14 @@ def test_a_run_of_two_ranks_is_a_run_of_one(two, tmp_path, store, split):
 
 def train_in_parts(rank: int, split: str, recipe: Recipe, folder: Path, store: Path) -> int:
     """Stop after every second step by a signal to the second rank, until the end; returns the number of calls."""
-    descend, calls, finished = loop._descend, 0, False
+    descend, calls, finished = Run.descend, 0, False
 
-    def disturbed(recipe, state, *others):
-        if rank == 1 and state.step % 2:
+    def disturbed(self, *arguments):
+        if rank == 1 and self.step % 2:
             signal.raise_signal(signal.SIGTERM)
-        return descend(recipe, state, *others)
+        return descend(self, *arguments)
 
-    loop._descend = disturbed
+    Run.descend = disturbed
     try:
         while not finished:
             torch.manual_seed(calls)
@@ -250,7 +252,7 @@ def train_in_parts(rank: int, split: str, recipe: Recipe, folder: Path, store: P
             calls, finished = calls + 1, outcome.finished
             assert finished or (outcome.reason, outcome.step) == ("SIGTERM", 2 * calls)
     finally:
-        loop._descend = descend
+        Run.descend = descend
     return calls
 
 
@@ -287,17 +289,17 @@ def test_time_running_out_on_one_rank_stops_both_and_one_process_goes_on(two, tm
 
 def hurried(rank: int, recipe: Recipe, folder: Path, store: Path) -> tuple[list[float], int, bool]:
     """Positions on the schedule where the time budget of the first rank is over at once, that of the second never."""
-    descend, positions = loop._descend, []
+    descend, positions = Run.descend, []
 
-    def noted(recipe, state, batch, position, ranks):
+    def noted(self, batch, position):
         positions.append(position)
-        return descend(recipe, state, batch, position, ranks)
+        return descend(self, batch, position)
 
-    loop._descend = noted
+    Run.descend = noted
     try:
         outcome = run(Ranks(rank, 2), recipe, folder, store, max_minutes=0.0001 if rank == 0 else 60.0)
     finally:
-        loop._descend = descend
+        Run.descend = descend
     return positions, outcome.step, outcome.finished
 
 

@@ -22,7 +22,7 @@ PLAIN = Normalization(input="none", target="none", coords="as-is")
 class Said(Operator):
     """Answers with its input, which holds what it is to say."""
 
-    def forward(self, input: Field, query: Field, times: int | None = None) -> Tensor:
+    def forward(self, input: Field, query: Field, times: int | None = None, encoded_once=None) -> Tensor:
         return input.values
 
 

@@ -15,19 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors
+from oformer.checkpoint import checkpoints, load_checkpoint, load_tensors, save_checkpoint
+from oformer.cli.describe import describe
 from oformer.config import to_json
 from oformer.data.dataset import PointDataset, View
+from oformer.engine.runners import Chunked, Plain, runner_of
 from oformer.errors import DamagedCheckpoint, InputError, OutOfMemory, TrainingDiverged
 from oformer.files import held, read_json, save_arrays, write_json
-from oformer.training import loop
-from oformer.training.distributed import Ranks
+from oformer.models import OFormerConfig
+from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Momentum, Scores, evaluate, summarize
+from oformer.training.find_data import train_and_scored
 from oformer.training.journal import read_journal
-from oformer.training.loop import STATE, train
+from oformer.training.loop import train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Optimizer
 from oformer.training.recipe import Recipe
+from oformer.training.resume import PROGRESS, STATE
+from oformer.training.run import Run
+from oformer.training.step import Stepper
 from tests.tiny import tiny_recipe
 
 
@@ -42,7 +48,7 @@ def run(recipe, folder, splits, **options):
 
 def stop_after(monkeypatch, steps, number=signal.SIGTERM):
     """Send this process a signal in the middle of a step, as a scheduler or a person would."""
-    descend, done = loop._descend, []
+    descend, done = Run.descend, []
 
     def counted(*arguments):
         done.append(1)
@@ -50,7 +56,7 @@ def stop_after(monkeypatch, steps, number=signal.SIGTERM):
             signal.raise_signal(number)
         return descend(*arguments)
 
-    monkeypatch.setattr(loop, "_descend", counted)
+    monkeypatch.setattr(Run, "descend", counted)
 
 
 def same_state(a: Path, b: Path) -> bool:
@@ -94,7 +100,7 @@ def without_dropout(recipe: Recipe) -> Recipe:
 
 @pytest.mark.parametrize(
     ("place", "name", "ended"),
-    [(loop, "_begin", (1, "SIGTERM")), (Ranks, "wait", (3, "finished"))],
+    [(Run, "begin", (1, "SIGTERM")), (Ranks, "wait", (3, "finished"))],
     ids=["before the first step", "after the last step"],
 )
 def test_a_signal_outside_of_the_steps_kills_no_run(tmp_path, splits, monkeypatch, place, name, ended):
@@ -117,8 +123,10 @@ def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
     for (step, a), (_, b) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
         assert b == pytest.approx(a, rel=1e-3), step
     assert parts.scores.error == pytest.approx(whole.scores.error, rel=1e-3)
-    assert load_checkpoint(checkpoints(tmp_path / "parts")[-1]).operator.chunked.size == 40
-    assert load_checkpoint(checkpoints(tmp_path / "whole")[-1]).operator.chunked is None
+    in_chunks = runner_of(load_checkpoint(checkpoints(tmp_path / "parts")[-1]))
+    assert isinstance(in_chunks, Chunked)
+    assert in_chunks.size == 40
+    assert type(runner_of(load_checkpoint(checkpoints(tmp_path / "whole")[-1]))) is Plain
 
 
 def test_a_run_in_chunks_goes_on_bit_for_bit(tmp_path, splits, monkeypatch):
@@ -139,17 +147,31 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path, spl
     assert not same_state(tmp_path / "a", tmp_path / "c")
 
 
+def test_a_new_run_builds_its_model_once_from_its_seed(tmp_path, splits, monkeypatch):
+    recipe, built, build = tiny_recipe(seed=3), [], OFormerConfig.build
+    torch.manual_seed(3)
+    expected = build(recipe.model, splits[0].spec).state_dict()
+    monkeypatch.setattr(OFormerConfig, "build", lambda self, spec: built.append(spec) or build(self, spec))
+    torch.manual_seed(12345)
+    new = Run(recipe, tmp_path, splits, torch.device("cpu"), ALONE)
+    with new.claimed(None):
+        new.begin()
+    assert len(built) == 1
+    found = new.operator.model.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_a_journal_line_beyond_the_checkpoint_is_written_again_once(tmp_path, splits, monkeypatch):
     recipe = tiny_recipe()
 
-    def crash(*arguments):
-        if arguments[1].step == 16:
+    def crash(self, *arguments):
+        if self.step == 16:
             raise RuntimeError("power cut")
-        return descend(*arguments)
+        return descend(self, *arguments)
 
-    descend = loop._descend
+    descend = Run.descend
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_descend", crash)
+        patch.setattr(Run, "descend", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             run(recipe, tmp_path, splits)
     assert losses(tmp_path)[-1][0] == 16
@@ -215,7 +237,7 @@ def test_time_limit_stops_cleanly_and_goes_on(tmp_path, splits):
 
 def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, monkeypatch):
     recipe = tiny_recipe()
-    save, calls = loop.save_checkpoint, []
+    save, calls = save_checkpoint, []
 
     def fails_at_last(folder, checkpoint, extra):
         calls.append(folder)
@@ -224,7 +246,7 @@ def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, mon
         return save(folder, checkpoint, extra)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", fails_at_last)
+        patch.setattr("oformer.training.run.save_checkpoint", fails_at_last)
         with pytest.raises(TypeError):
             run(recipe, tmp_path, splits)
     assert [p.name for p in checkpoints(tmp_path)] == ["00000010"]
@@ -240,14 +262,14 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path, splits):
 
 
 def test_a_run_that_is_deleted_while_it_trains_ends_with_a_sentence(tmp_path, splits, monkeypatch):
-    descend, folder = loop._descend, tmp_path / "run"
+    descend, folder = Run.descend, tmp_path / "run"
 
-    def deleted(recipe, state, *others):
-        if state.step == 5:
+    def deleted(self, *arguments):
+        if self.step == 5:
             shutil.rmtree(folder)
-        return descend(recipe, state, *others)
+        return descend(self, *arguments)
 
-    monkeypatch.setattr(loop, "_descend", deleted)
+    monkeypatch.setattr(Run, "descend", deleted)
     with pytest.raises(InputError, match=r"journal.jsonl to stay .*, got nothing there"):
         run(tiny_recipe(), folder, splits)
     assert not folder.exists()
@@ -291,17 +313,17 @@ def test_divergence_is_named_and_the_last_good_state_stays(tmp_path, splits):
 def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, splits, monkeypatch):
     """What is not finite is neither saved nor called the last good state, and nothing goes to make room for it."""
     recipe = tiny_recipe(checkpoint_every=2, log_every=40, evaluate_every=40)
-    descend = loop._descend
+    descend = Run.descend
 
-    def spoilt(recipe, state, batch, position, ranks):
-        numbers = descend(recipe, state, batch, position, ranks)
-        if state.step == 8:
+    def spoilt(self, *arguments):
+        numbers = descend(self, *arguments)
+        if self.step == 8:
             with torch.no_grad():
-                state.operator.model.lift.layers[0].weight[0, 0] = torch.nan
+                self.operator.model.lift.layers[0].weight[0, 0] = torch.nan
         return numbers
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_descend", spoilt)
+        patch.setattr(Run, "descend", spoilt)
         with pytest.raises(TrainingDiverged, match=r"model\.lift\.layers\.0\.weight.* near step 10.*00000008"):
             run(recipe, tmp_path, splits)
     assert [p.name for p in checkpoints(tmp_path)] == ["00000006", "00000008"]
@@ -310,18 +332,59 @@ def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, split
 
 @pytest.mark.parametrize("where", ["exp_avg_sq", "shadow"])
 def test_moments_and_average_that_are_not_finite_are_not_saved(tmp_path, splits, monkeypatch, where):
-    descend = loop._descend
+    descend = Run.descend
 
-    def spoilt(recipe, state, batch, position, ranks):
-        numbers = descend(recipe, state, batch, position, ranks)
-        moments = next(iter(state.descent.adam.state.values()))["exp_avg_sq"]
-        (state.average.shadow[0] if where == "shadow" else moments).fill_(torch.inf)
+    def spoilt(self, *arguments):
+        numbers = descend(self, *arguments)
+        moments = next(iter(self.descent.adam.state.values()))["exp_avg_sq"]
+        (self.average.shadow[0] if where == "shadow" else moments).fill_(torch.inf)
         return numbers
 
-    monkeypatch.setattr(loop, "_descend", spoilt)
+    monkeypatch.setattr(Run, "descend", spoilt)
     with pytest.raises(TrainingDiverged, match=rf"`.*({where}|average/0)` left .*The last good state is the start"):
         run(tiny_recipe(checkpoint_every=1, log_every=40), tmp_path, splits)
     assert not checkpoints(tmp_path)
+
+
+def holding_out(recipe: Recipe, validation: int) -> Recipe:
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, validation=validation))
+
+
+def test_a_run_scores_the_samples_that_it_holds_out_and_says_so(tmp_path, tiny_data, capsys):
+    recipe = holding_out(tiny_recipe(steps=4, evaluate_every=2, checkpoint_every=4), 5)
+    learned, scored = train_and_scored(tiny_data, recipe)
+    outcome = train(recipe, tmp_path, (learned, scored), tensorboard=False)
+    assert outcome.scores.count == 5
+    newest = checkpoints(tmp_path)[-1]
+    held_out = tiny_data.subset(range(7, 12))
+    saved = load_checkpoint(newest)
+    assert evaluate(saved.operator, held_out, 4).error == pytest.approx(outcome.scores.error, rel=1e-6)
+    # Console, journal, checkpoint, model card and `oformer inspect` name the split.
+    said = capsys.readouterr().err
+    assert f"step 4: validation error {outcome.scores.error:.3%}" in said
+    assert "test error" not in said
+    assert [r["split"] for r in read_journal(tmp_path) if r["kind"] == "evaluate"] == ["validation"] * 2
+    assert (saved.scores["split"], saved.scores["count"], saved.provenance["training samples"]) == ("validation", 5, 7)
+    card = (newest / "README.md").read_text()
+    assert "| validation error (relative L2, mean over 5 samples) |" in card
+    assert "test error" not in card
+    assert "mean over 5 validation samples" in describe(tmp_path)
+    assert train(recipe, tmp_path, (learned, scored), quiet=True).scores == outcome.scores
+
+
+def test_a_run_without_held_out_samples_scores_the_test_samples_and_says_so(tmp_path, splits, capsys):
+    outcome = train(tiny_recipe(steps=2, evaluate_every=2), tmp_path, splits, tensorboard=False)
+    assert f"step 2: test error {outcome.scores.error:.3%}" in capsys.readouterr().err
+    newest = checkpoints(tmp_path)[-1]
+    assert "| test error (relative L2, mean over 4 samples) |" in (newest / "README.md").read_text()
+    assert "split" not in load_checkpoint(newest).scores
+    assert "mean over 4 test samples" in describe(tmp_path)
+
+
+def test_splits_that_do_not_hold_the_samples_out_are_refused(tmp_path, splits):
+    with pytest.raises(InputError, match=r"7 to train on and 5 to score, got 12 and 4.*5 .* by `train_and_scored`"):
+        run(holding_out(tiny_recipe(), 5), tmp_path / "run", splits)
+    assert not (tmp_path / "run").exists()
 
 
 def spoiled_targets(data, factor):
@@ -358,13 +421,13 @@ def test_only_a_finite_error_is_the_best(tmp_path, splits, monkeypatch):
     def scored(errors):
         return dataclasses.replace(summarize(errors), error=next(found))
 
-    monkeypatch.setattr(loop, "summarize", scored)
+    monkeypatch.setattr("oformer.training.run.summarize", scored)
     run(tiny_recipe(steps=8, evaluate_every=2), tmp_path, splits)
-    progress = read_json(checkpoints(tmp_path)[-1] / loop.PROGRESS)
+    progress = read_json(checkpoints(tmp_path)[-1] / PROGRESS)
     assert (progress["best"], progress["evaluations_since_best"]) == (0.5, 2)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", loop.PROGRESS])
+@pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", PROGRESS])
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, splits, name):
     recipe = tiny_recipe(steps=12, checkpoint_every=4)
     run(recipe, tmp_path / "whole", splits)
@@ -393,10 +456,10 @@ def test_where_every_checkpoint_is_damaged_a_run_is_not_begun_anew(tmp_path, spl
 def rewritten_state(folder, change):
     """Change the training state of the newest checkpoint, which then has no checksums."""
     newest = checkpoints(folder)[-1]
-    tensors, progress = load_tensors(newest / STATE), read_json(newest / loop.PROGRESS)
+    tensors, progress = load_tensors(newest / STATE), read_json(newest / PROGRESS)
     change(tensors, progress)
     save_arrays(newest / STATE, {name: tensor.numpy() for name, tensor in tensors.items()})
-    write_json(newest / loop.PROGRESS, progress)
+    write_json(newest / PROGRESS, progress)
     for path in checkpoints(folder):
         if path == newest:
             (path / "checksums.json").unlink()
@@ -487,7 +550,7 @@ def test_too_little_memory_is_said_with_ways_out(tmp_path, splits, monkeypatch, 
     with monkeypatch.context() as patch:
         stop_after(patch, 2, signal.SIGTERM)
         run(recipe, tmp_path, splits)
-    monkeypatch.setattr(loop.Stepper, "__call__", full)
+    monkeypatch.setattr(Stepper, "__call__", full)
     with pytest.raises(OutOfMemory, match=rf"4 samples of 32 points is not there on cpu.*{ways}"):
         run(recipe, tmp_path, splits)
     monkeypatch.undo()

@@ -300,4 +300,4 @@ def sample(operator: Operator, batch: Batch, index: int) -> tuple[Operator, Batc
     """The one of a batch, and an operator that says the same of it."""
     one = slice(index, index + 1)
     model = Fixed(operator.spec, operator.model.says[one].detach())
-    return Operator(model, operator.normalization), batch.each(lambda tensor: tensor[one])
+    return Operator(model, operator.normalization), batch.samples(one)

@@ -9,10 +9,12 @@ import torch
 
 from oformer.checkpoint import checkpoints
 from oformer.files import read_json
-from oformer.training import loop, pace
+from oformer.training import loop, pace, run
 from oformer.training.distributed import ALONE
 from oformer.training.journal import read_journal
-from oformer.training.loop import PROGRESS, train
+from oformer.training.loop import train
+from oformer.training.resume import PROGRESS
+from oformer.training.run import MAX_CHECKPOINTS, Run
 from oformer.training.schedules import OneCycle
 from tests.tiny import tiny_recipe
 
@@ -30,10 +32,10 @@ class Machine:
     def __init__(self, monkeypatch, step, evaluation=0.2, checkpoint=0.05):
         self.now, self.positions, self.stop_at = 500.0, [], None
         self.clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in (loop, pace):
+        for module in (loop, run, pace):
             monkeypatch.setattr(module, "time", self.clock)
 
-        def descend(recipe, state, batch, position, ranks):
+        def descend(run, batch, position):
             self.now += step(self.now - 500.0)
             self.positions.append(position)
             if len(self.positions) == self.stop_at:
@@ -47,9 +49,9 @@ class Machine:
 
             return slowly
 
-        monkeypatch.setattr(loop, "_descend", descend)
-        monkeypatch.setattr(loop, "_evaluate", slower(loop._evaluate, evaluation))
-        monkeypatch.setattr(loop, "_save", slower(loop._save, checkpoint))
+        monkeypatch.setattr(Run, "descend", descend)
+        monkeypatch.setattr(Run, "evaluate", slower(Run.evaluate, evaluation))
+        monkeypatch.setattr(Run, "save", slower(Run.save, checkpoint))
 
     def train(self, folder, splits, steps=STEPS, seconds=BUDGET, **settings):
         """Seconds that the call took, and how it ended."""
@@ -217,7 +219,7 @@ def test_evaluations_come_at_the_same_shares_of_a_shorter_run(tmp_path, splits, 
     _, outcome = here.train(tmp_path, splits)
     wanted = [outcome.step * share for share in (0.2, 0.4, 0.6, 0.8, 1.0)]
     assert evaluations(tmp_path) == pytest.approx(wanted, abs=5)
-    assert len(checkpoints(tmp_path)) == loop.KEPT
+    assert len(checkpoints(tmp_path)) == MAX_CHECKPOINTS
 
 
 def test_evaluations_that_would_eat_the_time_are_left_out_but_for_the_last(tmp_path, splits, monkeypatch):

@@ -118,6 +118,12 @@ def test_horizon_ends_with_all_frames_also_where_twos_do_not_add_up():
     assert Horizon(first=5).at(31_999, 32_000, 10) == 10
 
 
+def test_a_horizon_without_a_ramp_asks_for_all_frames_also_at_the_position_before_the_first_step():
+    """The loop compares the horizon of a step with that of the step before, which is at -1 when a run begins."""
+    assert [Horizon(first=4, ramp=0.0).at(step, 100, 20) for step in (-1, 0, 99)] == [20, 20, 20]
+    assert [Horizon(first=4, ramp=0.5).at(step, 100, 20) for step in (-1, 0)] == [4, 4]
+
+
 def test_horizon_never_asks_for_more_than_there_is():
     assert Horizon(first=30).at(0, 100, 20) == 20
 

@@ -19,24 +19,26 @@ from oformer.checkpoint import checkpoints, load_tensors
 from oformer.config import from_json, to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import padded
+from oformer.engine.runners import Plain
 from oformer.errors import InputError
 from oformer.experiments.recipes import RECIPES
 from oformer.fields import Batch, Field, Sample, Spec, collate
 from oformer.gpu import CudaGraphs, Work
 from oformer.models import Normalization, OFormerConfig, Operator
-from oformer.models.base import autocast_of
+from oformer.models.base import Precision
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.nn.features import RandomFourier
 from oformer.nn.rotary import Rotary
-from oformer.training import loop, step
-from oformer.training.datasets import open_data
+from oformer.training import step
 from oformer.training.distributed import Ranks
 from oformer.training.evaluate import errors
+from oformer.training.find_data import open_data
 from oformer.training.journal import read_journal
-from oformer.training.loop import STATE, train
+from oformer.training.loop import Outcome, train
 from oformer.training.losses import Loss
 from oformer.training.optimizers import Descent, Optimizer
 from oformer.training.recipe import Data, Recipe, Training
+from oformer.training.resume import STATE
 from oformer.training.schedules import Horizon
 from oformer.training.step import Stepper, used_precision
 from tests.tiny import TINY_FLOW, tiny_recipe
@@ -177,9 +179,9 @@ def test_only_so_many_shapes_are_recorded_and_the_others_are_right(monkeypatch):
 class Watched(Operator):
     """Notes whether the grids that it is given are one for all samples, and how targets lie in memory."""
 
-    def predict_normalized(self, input, query, times=None):
+    def predict_normalized(self, input, query, times=None, encoded_once=None):
         self.seen = [t.stride(0) == 0 for t in (input.coords, query.coords, input.values)]
-        return super().predict_normalized(input, query, times)
+        return super().predict_normalized(input, query, times, encoded_once)
 
     def on_scale(self, values, batch, scale):
         self.contiguous = batch.target.is_contiguous()
@@ -239,7 +241,7 @@ def test_what_cannot_be_captured_is_refused_in_words():
     assert Stepper(operator, training(), "cpu", Ranks(0, 2, "points"), FakeGraphs()).record is None
     assert Stepper(operator, training(capture=False), "cpu", record=FakeGraphs()).record is None
     assert Stepper(operator, training(), "cpu").record is None
-    assert operator.compiled is None
+    assert not Stepper(operator, training(), "cpu").runner.compiles
 
 
 # The optimizers.
@@ -339,11 +341,11 @@ def test_nothing_waits_in_what_is_recorded(name):
 
 def with_fake_graphs(monkeypatch) -> FakeGraphs:
     graphs = FakeGraphs()
-    monkeypatch.setattr(loop, "Stepper", functools.partial(Stepper, record=graphs))
+    monkeypatch.setattr("oformer.training.run.Stepper", functools.partial(Stepper, record=graphs))
     return graphs
 
 
-def run(recipe: Recipe, folder, data: PointDataset, **options) -> loop.Outcome:
+def run(recipe: Recipe, folder, data: PointDataset, **options) -> Outcome:
     splits = data.split("train"), data.split("test")
     return train(recipe, folder, splits, quiet=True, tensorboard=False, **options)
 
@@ -455,7 +457,7 @@ def compare_compiled() -> None:
     plain, compiled = navier_stokes(), navier_stokes()
     (batch,) = batches(2)
     steppers = Stepper(plain, training(), "cpu"), Stepper(compiled, training(compile=True), "cpu")
-    assert compiled.compiled is not None
+    assert steppers[1].runner.compiles
     assert torch._dynamo.config.recompile_limit >= 20  # horizons of a curriculum; beyond the limit nothing is compiled
     one, other = (stepper(batch, 1) for stepper in steppers)
     torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
@@ -482,6 +484,7 @@ def compare_horizons() -> None:
     assert seen == seen[:1] * 3
 
 
+@pytest.mark.slow
 def test_the_loss_of_whole_sequences_is_compiled_as_well():
     without_shape_checks("compare_losses()")
 
@@ -508,15 +511,14 @@ def test_float16_keeps_small_gradients_by_its_scale():
     """As near to float32 as 10 bits come; without the scale, much is lost below its range."""
     (batch,) = batches(2)
     found = {}
-    for name, autocast, scale in (
-        ("exact", None, None),
-        ("lost", torch.float16, None),
-        ("kept", torch.float16, step.Scale(torch.device("cpu"))),
+    for name, precision, scale in (
+        ("exact", "float32", None),
+        ("lost", "float16", None),
+        ("kept", "float16", step.Scale(torch.device("cpu"))),
     ):
         operator = navier_stokes()
-        operator.autocast = autocast
         stepper = Stepper(operator, training(), "cpu")
-        stepper.scale = scale
+        stepper.runner, stepper.scale = Plain(operator, precision), scale
         stepper(batch, 3)
         found[name] = gradients(operator)
     assert relative(found["kept"], found["exact"]) < 2e-3
@@ -546,7 +548,7 @@ def test_a_recording_is_no_step_to_the_scale(size):
     for stepper in steppers:
         stepper.scale = step.Scale(torch.device("cpu"))
         stepper.scale.value *= size
-        stepper.operator.autocast = torch.float16
+        stepper.runner = Plain(stepper.operator, "float16")
     for batch in batches(2, 3, 2, 3, 2):
         for stepper in steppers:
             stepper(batch, 3)
@@ -578,12 +580,10 @@ def test_a_cpu_computes_in_float32():
 def test_what_was_computed_in_is_written_down(tmp_path, tiny_data, monkeypatch):
     seen = set()
     call = Stepper.__call__
-    monkeypatch.setattr(Stepper, "__call__", lambda s, *a: (seen.add(s.operator.autocast), call(s, *a))[1])
-    outcome = run(tiny_recipe(steps=2, precision="bfloat16"), tmp_path, tiny_data)
+    monkeypatch.setattr(Stepper, "__call__", lambda s, *a: (seen.add(s.runner.autocast), call(s, *a))[1])
+    run(tiny_recipe(steps=2, precision="bfloat16"), tmp_path, tiny_data)
     assert seen == {None}
     assert read_journal(tmp_path)[0]["precision"] == "float32"
-    assert outcome.operator.autocast is None
-    assert outcome.operator.compiled is None
 
 
 def relative(a: list[Tensor], b: list[Tensor]) -> float:
@@ -591,16 +591,18 @@ def relative(a: list[Tensor], b: list[Tensor]) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def rounded_step(operator: Operator, batch: Batch, stepper: Stepper, kind: torch.dtype) -> tuple[float, float, float]:
+def rounded_step(
+    operator: Operator, batch: Batch, stepper: Stepper, precision: Precision
+) -> tuple[float, float, float]:
     """How far values, gradients and loss of a step in 16 bits are from those in float32, relative to them."""
     values, losses, slopes = [], [], []
-    for autocast in (None, kind):
-        operator.autocast = autocast
-        stepper.scale = step.Scale(torch.device("cpu")) if autocast == torch.float16 else None
+    for used in ("float32", precision):
+        stepper.runner = Plain(operator, used)
+        stepper.scale = step.Scale(torch.device("cpu")) if used == "float16" else None
         losses.append(float(stepper(batch, operator.spec.out_times)["loss"]))
         slopes.append(gradients(operator))
         with torch.no_grad():
-            values.append(operator(batch.input, batch.query))
+            values.append(stepper.runner(batch.input, batch.query))
     assert all(tensor.dtype == torch.float32 for tensor in (*values, *slopes[1]))
     return relative(values[1:], values[:1]), relative(slopes[1], slopes[0]), abs(losses[1] / losses[0] - 1)
 
@@ -608,7 +610,7 @@ def rounded_step(operator: Operator, batch: Batch, stepper: Stepper, kind: torch
 def test_bfloat16_stays_within_its_bounds():
     """As docs/decisions.md says for Navier-Stokes: 1 % of the values, 2 % of the gradient; 0.1 % of the loss."""
     operator = navier_stokes()
-    values, slopes, loss = rounded_step(operator, batches(4)[0], Stepper(operator, training(), "cpu"), torch.bfloat16)
+    values, slopes, loss = rounded_step(operator, batches(4)[0], Stepper(operator, training(), "cpu"), "bfloat16")
     assert 1e-4 < values < 0.01
     assert 1e-4 < slopes < 0.02
     assert loss < 0.001
@@ -629,7 +631,7 @@ def test_float16_stays_within_its_bounds():
     spec = dataclasses.replace(recipe.data_spec(), grid=(points,))
     operator = Operator(recipe.model.build(spec), recipe.normalization).fit(PointDataset(samples))
     stepper = Stepper(operator, recipe.training, "cpu")
-    values, slopes, loss = rounded_step(operator, collate(samples), stepper, torch.float16)
+    values, slopes, loss = rounded_step(operator, collate(samples), stepper, "float16")
     assert 1e-5 < values < 0.001
     assert 1e-5 < slopes < 0.002
     assert loss < 1e-4
@@ -649,12 +651,12 @@ def test_phases_are_float32_under_autocast(monkeypatch):
 
     operator = navier_stokes()
     (batch,) = batches(2)
+    runners = Plain(operator), Plain(operator, "bfloat16")
     monkeypatch.setattr(Rotary, "tables", noted(Rotary.tables))
     monkeypatch.setattr(RandomFourier, "forward", noted(RandomFourier.forward))
     seen = []
-    for autocast in (None, torch.bfloat16):
-        operator.autocast = autocast
-        operator(batch.input, batch.query)
+    for runner in runners:
+        runner(batch.input, batch.query)
         seen.append(list(found))
         found.clear()
     assert len(seen[0]) > 5
@@ -671,12 +673,14 @@ def test_a_batch_filled_up_gives_the_same_scores(tiny_data, batch):
     expected = errors(operator, tiny_data, batch)
     sizes = []
 
-    def watched(input: Field, query: Field, times: int | None) -> Tensor:
-        sizes.append(input.coords.shape[0])
-        return operator.model(*operator.normalized(input, query), times)
+    class Watched(Plain):
+        compiles = True
 
-    operator.compiled = watched
-    found = errors(operator, tiny_data, batch)
+        def _values(self, input: Field, query: Field, times: int) -> Tensor:
+            sizes.append(input.coords.shape[0])
+            return super()._values(input, query, times)
+
+    found = errors(Watched(operator), tiny_data, batch)
     assert set(sizes) == {batch}
     for name in ("relative", "by_step", "squared"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=0)
@@ -700,29 +704,23 @@ def test_a_captured_and_compiled_step_is_the_plain_one(precision):
 
 def compare_captured(compile: bool, precision: str) -> None:
     one, other = navier_stokes().cuda(), navier_stokes().cuda()
-    one.autocast = other.autocast = autocast_of(precision)
     plain = Stepper(one, training(compile=False, capture=False, precision=precision), "cuda")
     captured = Stepper(other, training(compile=compile, precision=precision), "cuda")
     assert isinstance(captured.record, CudaGraphs)
     tolerance = 1e-3 if precision == "float32" else 4e-2
     for batch, times in zip(batches(4, 2, 4, 4, 2, 4, 2, 4), (6, 6, 6, 3, 6, 6, 6, 3), strict=True):
-        batch = shared_on_gpu(batch)
+        batch = batch.to("cuda")
         expected, found = plain(batch, times), captured(batch, times)
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)
         assert relative(gradients(other), gradients(one)) < tolerance
     assert len(captured._recorded) == 3
 
 
-def shared_on_gpu(batch: Batch) -> Batch:
-    """On the GPU, with grids still expanded."""
-    return batch.each(lambda t: t[:1].cuda().expand(t.shape) if t.stride(0) == 0 else t.cuda())
-
-
 @pytest.mark.gpu
 def test_a_captured_step_takes_little_more_memory_than_a_plain_one():
     """At no time: neither beside what plain steps left, nor for a second shape, whose graph shares the pool."""
     operator = navier_stokes().cuda()
-    small, large = (shared_on_gpu(batch) for batch in batches(384, 512))
+    small, large = (batch.to("cuda") for batch in batches(384, 512))
 
     def most(capture: bool) -> tuple[int, int]:
         stepper = Stepper(operator, training(compile=False, capture=capture), "cuda")
@@ -747,7 +745,7 @@ def test_a_captured_step_takes_little_more_memory_than_a_plain_one():
 def test_recordings_that_are_forgotten_give_their_memory_back():
     """To those of longer horizons, although the descent's own recording stays."""
     operator, settings = navier_stokes().cuda(), training(compile=False)
-    (batch,) = map(shared_on_gpu, batches(512))
+    batch = batches(512)[0].to("cuda")
 
     def taken(*horizons: int) -> int:
         stepper = Stepper(operator, settings, "cuda")
@@ -778,7 +776,8 @@ def test_a_captured_descent_is_the_plain_one(kind):
     captured = Stepper(other, settings, "cuda")
     # The same kernels on both sides: what rounds otherwise, Muon makes large where a gradient has hardly any direction.
     descents = Descent(one, optimizer, lambda work, warm_up: work), Descent(other, optimizer, captured.record)
-    for n, batch in enumerate(map(shared_on_gpu, batches(2, 3, 2, 3, 2, 2))):
+    for n, batch in enumerate(batches(2, 3, 2, 3, 2, 2)):
+        batch = batch.to("cuda")
         for stepper, descent in zip((plain, captured), descents, strict=True):
             stepper(batch, 6)
             descent.step(0.2 * (n + 1), 0.95 - 0.02 * n)
@@ -796,7 +795,7 @@ def test_dropout_in_a_captured_step_is_drawn_anew_and_from_the_saved_state():
     spec = dataclasses.replace(SPEC, out_times=1)
     operator = Operator(config.build(spec), Normalization()).train().cuda()
     sample = batches(2)[0]
-    batch = shared_on_gpu(dataclasses.replace(sample, target=sample.target[:, :1]))
+    batch = dataclasses.replace(sample, target=sample.target[:, :1]).to("cuda")
     stepper = Stepper(operator, Training(steps=1, compile=False), "cuda")
     torch.cuda.manual_seed(5)
     drawn = [float(stepper(batch, 1)["loss"]) for _ in range(3)]
@@ -843,7 +842,6 @@ def compare_runs(folder: str) -> None:
     )
     data = open_data(recipe, Path(folder) / "data")
     fast, plain = (run(r, Path(folder) / n, data, device="cuda") for r, n in ((recipe, "fast"), (off, "plain")))
-    assert fast.operator.compiled is None
     assert fast.scores.error == pytest.approx(plain.scores.error, rel=0.1)
     starts = [r["startup_seconds"] for r in read_journal(Path(folder) / "fast") if "startup_seconds" in r]
     assert len(starts) == 1

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from oformer.training.datasets import open_data, train_and_test
+from oformer.training.find_data import open_data, train_and_test
 from oformer.training.loop import train
 from oformer.zoo import add as adding
 from tests.zoo.cards import seeded

@@ -17,8 +17,8 @@ from oformer.errors import InputError
 from oformer.files import map_arrays
 from oformer.models import Operator
 from oformer.problems import Darcy
-from oformer.training.datasets import open_data, open_fresh_samples, open_test_samples, train_and_test
 from oformer.training.evaluate import errors, evaluate, watched
+from oformer.training.find_data import open_data, open_fresh_samples, open_test_samples, train_and_test
 from oformer.training.loop import train
 from oformer.training.recipe import Data
 from oformer.zoo import add as adding
@@ -65,7 +65,7 @@ def test_measuring_renews_the_errors_on_fresh_samples_and_nothing_else(here, wor
     by_hand = errors(load_checkpoint(here / "tiny").operator, dataset).relative
     assert fresh.by_sample == pytest.approx(by_hand.tolist(), rel=1e-5)
     page = (here / "tiny" / "README.md").read_text()
-    for number in (fresh.mean, fresh.median, fresh.percentile(99), fresh.worst, card.scores.error):
+    for number in (fresh.error, fresh.median, fresh.worst, card.scores.error):
         assert f"{number:.4e}" in page
     assert f"(sample {16 + int(by_hand.argmax())})" in page
     assert fresh.traits[0].name in page
@@ -179,15 +179,15 @@ def test_a_long_journal_is_thinned_and_keeps_its_ends():
 def test_finer_samples_are_the_same_functions(tmp_path):
     recipe = dataclasses.replace(seeded(1), problem=TINY_FLOW, data=Data(train=5, test=2))
     recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, augment=False))
-    twice = adding._finer(recipe)
+    twice = adding.finer_recipe(recipe)
     assert twice is not None
     fine, coarse = (open_test_samples(r, tmp_path) for r in (twice, recipe))
     assert fine.spec.grid == (32, 32)
     thin = fine.with_view(View(points=(16, 16)))
     torch.testing.assert_close(thin[1].target, coarse[1].target)
     seen = dataclasses.replace(recipe.data, view=View(points=(8, 8)))
-    assert adding._finer(dataclasses.replace(recipe, data=seen)) is None  # the data have 16 already
-    assert adding._finer(dataclasses.replace(recipe, problem=Darcy(points=9))) is None
+    assert adding.finer_recipe(dataclasses.replace(recipe, data=seen)) is None  # the data have 16 already
+    assert adding.finer_recipe(dataclasses.replace(recipe, problem=Darcy(points=9))) is None
 
 
 def test_double_resolution_of_a_run_that_sees_all_points(here, tmp_path):

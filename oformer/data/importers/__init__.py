@@ -4,7 +4,8 @@ On grids: MATLAB, numpy, torch, PDEBench, The Well. On scattered points: pickles
 and a person's own arrays by name.
 """
 
-from oformer.data.importers.common import Layout
-from oformer.data.importers.run import KINDS, SUFFIXES, import_file, is_importable_folder, load_file, recognize
+from oformer.data.importers.common import Choices, Layout
+from oformer.data.importers.formats import KINDS, SUFFIXES
+from oformer.data.importers.run import import_file, is_importable_folder, load_file, recognize
 
-__all__ = ["KINDS", "SUFFIXES", "Layout", "import_file", "is_importable_folder", "load_file", "recognize"]
+__all__ = ["KINDS", "SUFFIXES", "Choices", "Layout", "import_file", "is_importable_folder", "load_file", "recognize"]

@@ -132,13 +132,8 @@ def hdf5_attribute(handle: int, place: str, name: str) -> Any:
 def hdf5_read(handle: int, place: str, part: Any) -> np.ndarray:
     """A part of an HDF5 array, chosen by slices."""
     data = _opened(handle)[place]
-    shape = list(data.shape)
-    chosen = part if isinstance(part, tuple) else (part,)
-    after = chosen[chosen.index(...) + 1 :] if ... in chosen else ()
-    before = chosen[: chosen.index(...)] if ... in chosen else chosen
-    for axis, cut in (*enumerate(before), *((k - len(after), cut) for k, cut in enumerate(after))):
-        shape[axis] = len(range(*cut.indices(shape[axis])))
-    _check_size(data.file.filename, place, tuple(shape), data.dtype.itemsize)
+    shape = np.broadcast_to(False, data.shape)[part].shape  # a view of one element
+    _check_size(data.file.filename, place, shape, data.dtype.itemsize)
     return numbers(data.file.filename, place, data[part])
 
 
@@ -271,6 +266,106 @@ def tensors_read(handle: int, name: str, first: int, end: int) -> np.ndarray:
     return (rows if rows.dtype in (torch.bool, torch.float64) else rows.float()).contiguous().numpy()
 
 
+class _Type:
+    """Stands for numpy.dtype in a pickle: of numbers only."""
+
+    def __init__(self, code: Any, *_: Any):
+        if not isinstance(code, str) or not re.fullmatch(r"[fiu][1248]|b1", code):
+            raise pickle.UnpicklingError(f"an array of {code!r}"[:80])
+        self.dtype = np.dtype(code)
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
+        if order not in ("<", ">", "|", "="):
+            raise pickle.UnpicklingError("a number type in an unknown order of bytes")
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Array:
+    """Stands for numpy.ndarray in a pickle: a view of bytes of the file, which must be as many as it claims."""
+
+    def __init__(self, content: Any = b"", kind: Any = None, shape: Any = (0,), order: Any = "C"):
+        sides = shape if isinstance(shape, tuple) else ()
+        dtype = kind.dtype if isinstance(kind, _Type) else np.dtype(np.float32)
+        claimed = all(type(n) is int and n >= 0 for n in sides) and math.prod(sides) * dtype.itemsize
+        if not isinstance(content, (bytes, bytearray)) or order not in ("C", "F") or claimed != len(content):
+            raise pickle.UnpicklingError("an array whose bytes are not those of its type and shape")
+        self.values = np.frombuffer(content, dtype).reshape(sides, order=order)
+
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise pickle.UnpicklingError("an array of unknown make")
+        _, shape, kind, columns_first, content = state
+        self.__init__(content, kind, shape, "F" if columns_first else "C")
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _scalar(kind: Any, content: Any) -> float | int | bool:
+    return _Array(content, kind, ()).values.item()
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """How Python 3 writes bytes for the older protocols."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError("text in an unknown encoding")
+    return text.encode("latin1")
+
+
+# The old and the new name of numpy's inner modules: before and after numpy 2.
+_STANDINS: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encode,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _Array for core in ("core", "_core")},
+}
+
+
+class _Foreign(Exception):
+    """A name that is none of ours; its text is the name."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows our stand-ins, and no other name: a pickle is a program, and this is all that it can call."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) not in _STANDINS:
+            raise _Foreign(f"{module_name}.{global_name}")
+        return _STANDINS[module_name, global_name]
+
+
+def pickled_arrays(path: str, names: tuple[str, ...]) -> list[dict[str, np.ndarray | None] | str] | str:
+    """The dictionaries in a pickled list, with those arrays that are named; what is of another type is its name."""
+
+    def kind(content: Any) -> str:
+        if isinstance(content, list):
+            return "a list" if content else "an empty list"
+        return "an array" if isinstance(content, _Array) else f"a {type(content).__name__}"
+
+    def entry(content: Any) -> dict[str, np.ndarray | None] | str:
+        if not isinstance(content, dict):
+            return kind(content)
+        arrays = {str(key): value.values for key, value in content.items() if isinstance(value, _Array)}
+        return {str(key): arrays.get(str(key)) if key in names else None for key in content}
+
+    got, advice = "", "Nothing in it was run. Save it anew as a list of dictionaries of numpy arrays"
+    try:
+        with open(path, "rb") as file:
+            content = _Unpickler(file).load()
+        return [entry(item) for item in content] if isinstance(content, list) and content else kind(content)
+    except MemoryError:
+        raise
+    except _Foreign as error:
+        got = f"one that would run `{error}`"
+    except Exception as error:
+        got = f"one that is damaged, cut short or holds something else ({' '.join(str(error).split())[:120]})"
+    raise InputError(f"a pickle of nothing but arrays at {path}", got, advice)
+
+
 # By name: the operation, and the library that is imported before memory is limited.
 OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
     operation.__name__: (operation, library)
@@ -279,7 +374,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
         "h5py": (hdf5_open, hdf5_look, hdf5_attribute, hdf5_read),
         "meshio": (mesh,),
         "torch": (tensors_open, tensors_read),
-        "numpy": (close,),
+        "numpy": (close, pickled_arrays),
     }.items()
     for operation in operations
 }

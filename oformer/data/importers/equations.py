@@ -1,13 +1,12 @@
 """The files of the papers, in whatever format: Burgers, Darcy and Navier-Stokes, told apart by their names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from oformer.data.importers.common import March, Opened, Rows, check_room, pair, refuse_in_times, repeated, said, unit
+from oformer.data.importers.common import Choices, GridFile, Named, Opened, Rows, check_room, refuse_in_times, unit
 from oformer.errors import InputError
-from oformer.fields import Card
 
 _PAIRS = {
     "burgers": (("a", "u"), ("x", "y")),
@@ -15,46 +14,28 @@ _PAIRS = {
     "navier-stokes": (("x", "y"),),
 }
 _SPACE = {"burgers": 1, "darcy": 2, "navier-stokes": 2}
+_PERIODIC = "Periodic with period 1 along each axis; point j of n lies at j/n, the end not repeated."
 _STRIDES = (2, 3, 5, 7, 10, 15)  # by which the papers thin the 421 x 421 points of Darcy
 
 
-def by_names(
-    path: Path,
-    format: str,
-    arrays: Mapping[str, Rows],
-    kind: str | None,
-    in_times: int | None,
-    numbers: dict[str, float],
-) -> Opened:
-    """Understand the named arrays of a file.
-
-    Args:
-        path: the file.
-        format: how it is written.
-        arrays: those of real numbers.
-        kind: of the equation; by default guessed from names, axes and types.
-        in_times: frames of a trajectory that are input.
-        numbers: single numbers of the file, the same for all samples.
-    """
-    kind = kind or _guess(path, arrays)
-    if kind not in _SPACE:
-        raise InputError(f"one of {', '.join(_SPACE)} in {path}", f"`{kind}`, which is never written so")
+def by_names(file: Named, choices: Choices) -> Opened:
+    """Understand the named arrays of a file; which equation they belong to is guessed where the caller names none."""
+    path, arrays = file.path, file.arrays
+    kind = choices.kind or _guess(path, arrays)
     if kind == "navier-stokes" and "u" in arrays:
-        return _trajectories(path, format, arrays, in_times, numbers)
+        return _trajectories(file, choices.in_times)
     names = next((names for names in _PAIRS[kind] if set(names) <= arrays.keys()), None)
     if names is None:
         wanted = " or ".join(f"`{a}` and `{u}`" for a, u in _PAIRS[kind])
         raise InputError(f"{wanted} in {path} for {kind}", _listed(arrays))
-    refuse_in_times(in_times, kind)
+    refuse_in_times(choices.in_times, kind)
     a, dim = arrays[names[0]], _SPACE[kind]
     if a.axes != dim + 1:
         axes = "(sample, x)" if dim == 1 else "(sample, x, y)"
         raise InputError(f"`{names[0]}` of {path} with axes {axes} for {kind}", f"shape {a.shape}")
     if dim == 2 and a.shape[1] != a.shape[2]:
         raise InputError(f"a square grid in `{names[0]}` of {path}", f"shape {a.shape}")
-    if kind == "darcy":
-        return _darcy(path, format, names, arrays, numbers)
-    return _periodic(path, kind, format, names, arrays, numbers)
+    return _darcy(file, names) if kind == "darcy" else _periodic(file, kind, names)
 
 
 def _guess(path: Path, arrays: Mapping[str, Rows]) -> str:
@@ -94,42 +75,33 @@ def _listed(arrays: Mapping[str, Rows]) -> str:
     return ", ".join(f"`{name}` {rows.shape}" for name, rows in sorted(arrays.items())[:8]) or "no array of numbers"
 
 
-def _periodic(
-    path: Path, kind: str, format: str, names: tuple[str, str], arrays: Mapping[str, Rows], numbers: dict[str, float]
-) -> Opened:
-    a, u = (arrays[name] for name in names)
+def _periodic(file: Named, kind: str, names: tuple[str, str]) -> Opened:
+    a, u = (file.arrays[name] for name in names)
     dim = _SPACE[kind]
-    assumptions = ["Periodic with period 1 along each axis; point j of n lies at j/n, the end not repeated."]
+    assumptions = [_PERIODIC]
     skip = 0
     if u.axes == dim + 2 and u.shape[0] == a.shape[0] and u.shape[1] > 1:
         few = min(8, a.shape[0])
         if np.array_equal(u.take(0, few)[:, 0], a.take(0, few)):
             skip = 1
             assumptions.append(f"The first frame of `{names[1]}` is `{names[0]}` again and is left out of the target.")
-    title = {"burgers": "Burgers", "navier-stokes": "Navier-Stokes"}[kind]
-    letter = "u" if kind == "burgers" else "w"
-    return pair(
-        path, kind, format, names, arrays, (unit(a.shape[1]),) * dim,
-        card=Card(f"{title}, from {path.name}", inputs=(f"{letter} before",), targets=(f"{letter} after",)),
-        periods=(1.0,) * dim, assumptions=assumptions, skip=skip, parameters=numbers,
-    )  # fmt: skip
+    title, letter = {"burgers": ("Burgers", "u"), "navier-stokes": ("Navier-Stokes", "w")}[kind]
+    return GridFile(
+        file.path, kind, file.format, f"{title}, from {file.path.name}", (unit(a.shape[1]),) * dim,
+        periods=(1.0,) * dim, assumptions=assumptions, parameters=file.numbers,
+    ).pair(names, file.arrays, (f"{letter} before", f"{letter} after"), skip)  # fmt: skip
 
 
-def _darcy(
-    path: Path, format: str, names: tuple[str, str], arrays: Mapping[str, Rows], numbers: dict[str, float]
-) -> Opened:
-    a, u = (arrays[name] for name in names)
-    assumptions, warnings = [], []
+def _darcy(file: Named, names: tuple[str, str]) -> Opened:
+    a, u = (file.arrays[name] for name in names)
+    assumptions = []
     if a.dtype.kind == "b":
         assumptions.append(f"`{names[0]}` says yes or no: kept as 1 and 0, since the file names no two coefficients.")
-    axis, where, odd = _darcy_axis(a.shape[1], u)
-    assumptions.append(where)
-    warnings += odd
-    return pair(
-        path, "darcy", format, names, arrays, (axis, axis),
-        card=Card(f"Darcy, from {path.name}", inputs=("coefficient",), targets=("u",)),
-        assumptions=assumptions, warnings=warnings, parameters=numbers,
-    )  # fmt: skip
+    axis, where, warnings = _darcy_axis(a.shape[1], u)
+    return GridFile(
+        file.path, "darcy", file.format, f"Darcy, from {file.path.name}", (axis, axis),
+        assumptions=(*assumptions, where), warnings=warnings, parameters=file.numbers,
+    ).pair(names, file.arrays, ("coefficient", "u"))  # fmt: skip
 
 
 def _darcy_axis(n: int, solution: Rows) -> tuple[np.ndarray, str, list[str]]:
@@ -168,7 +140,7 @@ def _darcy_axis(n: int, solution: Rows) -> tuple[np.ndarray, str, list[str]]:
 
 
 def _edges(solution: Rows) -> tuple[float, float] | None:
-    """How many steps before the first and behind the last line the solution would be zero, by a cubic."""
+    """Distances, in steps of the grid, from the first and the last line to the zeros of the solution, by a cubic."""
     n = solution.shape[-1]
     if n < 8 or solution.axes != 3 or solution.shape[0] == 0:
         return None
@@ -184,44 +156,26 @@ def _edges(solution: Rows) -> tuple[float, float] | None:
     return found[0], found[1]
 
 
-def _trajectories(
-    path: Path, format: str, arrays: Mapping[str, Rows], in_times: int | None, numbers: dict[str, float]
-) -> Opened:
-    u = arrays["u"]
+def _trajectories(file: Named, in_times: int | None) -> Opened:
+    u = file.arrays["u"]
     if u.axes != 4 or u.shape[1] != u.shape[2]:
-        raise InputError(f"`u` of {path} with axes (sample, x, y, time) and a square grid", f"shape {u.shape}")
+        raise InputError(f"`u` of {file.path} with axes (sample, x, y, time) and a square grid", f"shape {u.shape}")
     words = {"u": f"(sample, x, y, time) = {u.shape}: the vorticity"}
-    if "a" in arrays:
-        words["a"] = f"{arrays['a'].shape}: the vorticity at time 0, left out as in the papers"
-    if "t" in arrays:
-        words["t"] = f"{arrays['t'].shape}: the times of the frames, not stored"
-
-    def take(first: int, end: int) -> np.ndarray:
-        return np.moveaxis(u.take(first, end), 3, 1)
-
-    return navier_stokes(path, format, words, u.shape[0], u.shape[3], u.shape[1], take, in_times, numbers)
+    for name, meaning in (("a", "the vorticity at time 0, left out as in the papers"),
+                          ("t", "the times of the frames, not stored")):  # fmt: skip
+        if name in file.arrays:
+            words[name] = f"{file.arrays[name].shape}: {meaning}"
+    frames = Rows((u.shape[0], u.shape[3], *u.shape[1:3]), lambda i, j: np.moveaxis(u.take(i, j), 3, 1), u.dtype)
+    return navier_stokes(file.path, file.format, words, frames, in_times, file.numbers)
 
 
 def navier_stokes(
-    path: Path,
-    format: str,
-    words: dict[str, str],
-    samples: int,
-    times: int,
-    points: int,
-    take: Callable[[int, int], np.ndarray],
-    in_times: int | None,
-    numbers: dict[str, float],
+    path: Path, format: str, words: dict[str, str], frames: Rows, in_times: int | None, numbers: Mapping[str, float]
 ) -> Opened:
-    """A file of vorticity on the periodic unit square; `take` gives (samples, times, x, y)."""
-    warnings = ()
-    if times > samples:
-        warnings = (f"More frames ({times}) than samples ({samples}): check which axis is which.",)
-    return March(
-        path=path, kind="navier-stokes", format=format, arrays={**words, **said(numbers)},
-        title=f"Navier-Stokes, from {path.name}",
-        samples=samples, times=times, axes=(unit(points),) * 2, channels=("vorticity",),
-        take=lambda first, end: take(first, end)[..., None], periods=(1.0, 1.0),
-        assumptions=("Periodic with period 1 along each axis; point j of n lies at j/n, the end not repeated.",),
-        warnings=warnings, parameters=lambda first, end: repeated(numbers, end - first),
-    ).opened(in_times)  # fmt: skip
+    """A file of the vorticity (sample, time, x, y) on the periodic unit square."""
+    samples, times, points, _ = frames.shape
+    warning = f"More frames ({times}) than samples ({samples}): check which axis is which."
+    return GridFile(
+        path, "navier-stokes", format, f"Navier-Stokes, from {path.name}", (unit(points),) * 2, words,
+        periods=(1.0, 1.0), parameters=numbers, assumptions=(_PERIODIC,), warnings=(warning,) * (times > samples),
+    ).march(in_times, (samples, times), ("vorticity",), lambda i, j: frames.take(i, j)[..., None])  # fmt: skip

@@ -21,8 +21,8 @@ from oformer.data.importers.common import (
     Choices,
     Layout,
     Opened,
-    check_numbers,
     cut,
+    files_in,
     reading,
     refuse_in_times,
     single_floats,
@@ -48,34 +48,27 @@ class _Content:
 
     points: np.ndarray  # (points, 3)
     cells: np.ndarray | None  # (cells, corners); None for a cloud of points
-    fields: dict[str, np.ndarray]  # (times, points, components)
+    fields: dict[str, np.ndarray]  # (times, points, components); also x, y and z, where no field has that name
+    named: tuple[str, ...]  # those that are in the file
     at_cells: frozenset[str]  # names of the fields that were at cells
     left_out: int  # points that no cell uses
     said: tuple[str, ...]  # by meshio, while reading
 
     @property
     def times(self) -> int:
-        """How many frames."""
-        return max((len(field) for field in self.fields.values()), default=1)
+        """The number of frames."""
+        return max(len(field) for field in self.fields.values())
 
 
 @contextlib.contextmanager
 def open_meshes(path: Path, choices: Choices) -> Iterator[Opened]:
     """A file, or a folder of files in the order of their names: each a sample."""
-    if choices.kind not in (None, "mesh"):
-        raise InputError(f"a mesh with fields in {path}", f"`{choices.kind}`", "Leave `kind`")
-    choices.refuse(path, "stored", "coords")
-    sources = mesh_files(path) if path.is_dir() else (path,)
+    sources = files_in(path, SUFFIXES) if path.is_dir() else (path,)
     first = _read(sources[0])
     axes = _axes(first.points)
     if not axes:
         raise InputError(f"points that span a line, a plane or a space in {sources[0]}", "all in one place")
     yield _Chosen(path, sources, first, axes, choices).opened()
-
-
-def mesh_files(folder: Path) -> tuple[Path, ...]:
-    """The mesh files of a folder, by name."""
-    return tuple(sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")))
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ class _Chosen:
 
     def opened(self) -> Opened:
         first, choices, dim = self.first, self.choices, len(self.axes)
-        arrays = {name: _described(name, field, first) for name, field in first.fields.items()}
+        arrays = {name: _described(name, first.fields[name], first) for name in first.named}
         if first.cells is not None:
             simplex = ("lines", "triangles", "tetrahedra")[first.cells.shape[1] - 2]
             arrays["(cells)"] = f"{len(first.cells):,} {simplex}"
@@ -117,24 +110,21 @@ class _Chosen:
             arrays=arrays,
             samples=len(self.sources),
             times=first.times,
-            channels=targets,
+            card=Card(f"Fields on meshes, from {self.path.name}", inputs=inputs, targets=targets),
             spec=spec,
             assumptions=tuple(said),
             warnings=first.said,
             sizes=(len(first.points),),
-            inputs=inputs,
         )
-        card = Card(f"Fields on meshes, from {self.path.name}", inputs=inputs, targets=targets)
 
         def take(begin: int, end: int) -> list[Sample]:
             return [self._sample(source, cut_at, kept) for source in self.sources[begin:end]]
 
-        return Opened(self.path, layout, card, take, sources=self.sources)
+        return Opened(self.path, layout, take, sources=self.sources)
 
     def _names(self) -> tuple[str, ...]:
-        """What may be chosen: fields, and coordinates where no field has that name."""
-        letters = (_LETTERS[k] for k in self.axes)
-        return (*self.first.fields, *(letter for letter in letters if letter not in self.first.fields))
+        """Names that may be chosen: fields, and coordinates where no field has that name."""
+        return tuple(dict.fromkeys((*self.first.named, *(_LETTERS[k] for k in self.axes))))
 
     def _frames(self) -> tuple[int, range, list[str]]:
         times = self.first.times
@@ -149,18 +139,13 @@ class _Chosen:
     def _channels(self, names: Sequence[str]) -> tuple[str, ...]:
         channels = []
         for name in names:
-            count = self.first.fields[name].shape[2] if name in self.first.fields else 1
-            components = self._components(name)
-            if count == 1:
-                channels.append(name)
-            else:
-                channels += [f"{name}_{_LETTERS[k] if count <= 3 else k}" for k in components]
+            count = self.first.fields[name].shape[2]
+            components = [f"_{_LETTERS[k] if count <= 3 else k}" for k in self._components(name)] if count > 1 else [""]
+            channels += [f"{name}{component}" for component in components]
         return tuple(channels)
 
     def _components(self, name: str) -> list[int]:
         """Those of a field that are kept: files pad vectors of a plane to three components."""
-        if name not in self.first.fields:
-            return [0]
         field = self.first.fields[name]
         if field.shape[2] != 3 or np.delete(field, self.axes, axis=2).any():
             return list(range(field.shape[2]))
@@ -172,7 +157,7 @@ class _Chosen:
             raise InputError(
                 f"{self.first.times} frame(s) and points that vary along "
                 f"{', '.join(_LETTERS[k] for k in self.axes)} alone in {source}, as in {self.sources[0].name}",
-                "others",
+                f"{content.times} and {', '.join(_LETTERS[k] for k in _axes(content.points)) or 'none'}",
             )
         known, answer = (self._values(content, names, source) for names in (self.choices.inputs, self.choices.targets))
         if self.first.times > 1:
@@ -187,37 +172,33 @@ class _Chosen:
         """(times, points, channels) of the named fields."""
         parts = []
         for name in names:
-            if name not in self.first.fields:
-                field = content.points[None, :, [_LETTERS.index(name)]]
-            else:
-                found, wanted = content.fields.get(name), self.first.fields[name]
-                if found is None or found.shape[2] != wanted.shape[2]:
-                    got = "none" if found is None else f"one of {found.shape[2]}"
-                    raise InputError(f"a field `{name}` of {wanted.shape[2]} component(s) in {source}", got)
-                kept = self._components(name)
-                if np.delete(found, kept, axis=2).any():
-                    raise InputError(
-                        f"nothing across the plane in `{name}` of {source}, as in {self.sources[0].name}", "something"
-                    )
-                field = found[:, :, kept]
-            parts.append(np.broadcast_to(field, (content.times, *field.shape[1:])))
+            found, wanted = content.fields.get(name), self.first.fields[name]
+            if found is None or found.shape[2] != wanted.shape[2]:
+                got = "none" if found is None else f"one of {found.shape[2]}"
+                raise InputError(f"a field `{name}` of {wanted.shape[2]} component(s) in {source}", got)
+            kept = self._components(name)
+            if (across := np.delete(found, kept, axis=2)).any():
+                wanted = f"nothing across the plane in `{name}` of {source}, as in {self.sources[0].name}"
+                raise InputError(wanted, f"values up to {np.abs(across).max():.4g}")
+            parts.append(np.broadcast_to(found[:, :, kept], (content.times, len(content.points), len(kept))))
         return np.concatenate(parts, -1)
 
 
 def how_to_choose(layout: Layout, path: Path) -> InputError:
     """The sentence for a file whose fields the caller has to choose."""
     names = [name for name in layout.arrays if name != "(cells)"]
-    if not names:
-        return InputError(f"fields at points or cells in {path}", "a mesh alone", "There is nothing to learn")
+    listed = ", ".join(f"`{name}`" for name in names) or "none"
     if layout.kind == "arrays":
         return InputError(
             f"which arrays of {path} are points, input and target",
-            f"no choice; in it, {layout.format}, are {', '.join(f'`{name}`' for name in names) or 'none'}",
+            f"no choice; in it, {layout.format}, are {listed}",
             f"Say so: oformer import {path} --coords x --inputs a --targets u; several with commas",
         )
+    if not names:
+        return InputError(f"fields at points or cells in {path}", "a mesh alone", "There is nothing to learn")
     return InputError(
         f"which fields of {path} are input and which are target",
-        f"no choice; there are {', '.join(f'`{name}`' for name in names)}",
+        f"no choice; there are {listed}",
         f"Say so: oformer import {path} --inputs {names[0]} --targets {names[-1]}; several with commas, coordinates as "
         "x, y, z",
     )
@@ -244,17 +225,18 @@ def _read(path: Path) -> _Content:
         return _understood(path, points, blocks, frames, (f"meshio says: {said[:200]}",) if said else ())
 
 
-def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, Any]], said: tuple[str, ...]) -> _Content:
-    places = np.asarray(points)
-    check_numbers(path, "the points", places.dtype)
-    if places.ndim != 2 or len(places) == 0 or places.shape[1] > 3 or not np.isfinite(places).all():
-        raise InputError(f"finite points (points, 3) in {path}", f"shape {places.shape}")
-    places = np.pad(places.astype(np.float64), ((0, 0), (0, 3 - places.shape[1])))
+def _understood(
+    path: Path, points: np.ndarray, blocks: Any, frames: list[tuple[Any, Any]], said: tuple[str, ...]
+) -> _Content:
+    if points.ndim != 2 or len(points) == 0 or points.shape[1] > 3 or not np.isfinite(points).all():
+        raise InputError(f"finite points (points, 3) in {path}", f"shape {points.shape}")
+    places = np.pad(points.astype(np.float64), ((0, 0), (0, 3 - points.shape[1])))
     top, chosen = _largest(path, [kind for kind, _ in blocks])
     corners = [np.asarray(blocks[i][1]) for i in chosen]
     for nodes in corners:
         if nodes.size == 0 or nodes.min() < 0 or nodes.max() >= len(places):
-            raise InputError(f"cells with corners among the {len(places)} points of {path}", "others")
+            found = f"{nodes.min()} to {nodes.max()}" if nodes.size else "cells without corners"
+            raise InputError(f"cells with corners among the {len(places)} points of {path}, from 0", found)
     sizes = [_sizes(places, nodes, blocks[i][0]) for nodes, i in zip(corners, chosen, strict=True)]
     used = np.unique(np.concatenate([nodes.ravel() for nodes in corners])) if corners else np.arange(len(places))
     fields: dict[str, list[np.ndarray]] = {}
@@ -270,7 +252,9 @@ def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, An
             at_cells.add(name)
     for name, parts in fields.items():
         if len(parts) != len(frames) or len({part.shape for part in parts}) != 1:
-            raise InputError(f"`{name}` in each of the {len(frames)} frames of {path}, in one shape", "others")
+            shapes = ", ".join(str(shape) for shape in sorted({part.shape for part in parts}))
+            wanted = f"`{name}` in each of the {len(frames)} frames of {path}, in one shape"
+            raise InputError(wanted, f"{len(parts)} of shape {shapes}")
     numbers = np.full(len(places), -1)
     numbers[used] = np.arange(len(used))
     simplices = [
@@ -281,7 +265,9 @@ def _understood(path: Path, points: Any, blocks: Any, frames: list[tuple[Any, An
     return _Content(
         points=places[used],
         cells=numbers[np.concatenate(simplices)] if top else None,
-        fields={name: np.stack(parts)[:, used] for name, parts in fields.items()},
+        fields={letter: places[used][None, :, [k]] for k, letter in enumerate(_LETTERS)}
+        | {name: np.stack(parts)[:, used] for name, parts in fields.items()},
+        named=tuple(fields),
         at_cells=frozenset(at_cells),
         left_out=len(places) - len(used),
         said=said,
@@ -311,10 +297,8 @@ def _sizes(points: np.ndarray, nodes: np.ndarray, kind: str) -> np.ndarray:
     return total
 
 
-def _rows(path: Path, name: str, values: Any, count: int) -> np.ndarray:
+def _rows(path: Path, name: str, array: np.ndarray, count: int) -> np.ndarray:
     """A field as (rows, components)."""
-    array = np.asarray(values)
-    check_numbers(path, name, array.dtype)
     if array.ndim == 0 or len(array) != count or array.size == 0:
         raise InputError(f"{count} values in `{name}` of {path}", f"shape {array.shape}")
     return array.reshape(count, -1).astype(np.float64)

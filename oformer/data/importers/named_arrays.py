@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from oformer.data.arrays import samples_of
-from oformer.data.importers.common import Choices, Layout, Opened, check_numbers, reading, refuse_in_times
+from oformer.data.importers.common import Choices, Layout, Opened, files_in, reading, refuse_in_times
 from oformer.data.importers.containers import matlab_arrays
-from oformer.data.importers.hdf5 import dataset_in, group_in, names_in, open_hdf5
+from oformer.data.importers.hdf5 import Group, open_hdf5
 from oformer.errors import InputError, unknown_name
 from oformer.fields import MOST_AXES, Card, Sample, Spec
 from oformer.files import load_npz
@@ -36,7 +36,7 @@ Numbers = Mapping[str, Any]  # arrays by name: numpy's, or what reads like one a
 
 @dataclass(frozen=True)
 class _Content:
-    """What a file or folder holds, before anybody says what is what."""
+    """The arrays of a file or folder, before it is known which are points, input and target."""
 
     format: str
     shapes: dict[str, tuple[int, ...]]  # of the first sample's arrays, or of arrays over all samples
@@ -53,13 +53,16 @@ class _Content:
         return np.asarray(self.cut(name, 0, self.shapes[name][0]))
 
 
-def array_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder that may hold a sample each, by name."""
-    return tuple(sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")))
+def are_named(path: Path, head: bytes, choices: Choices) -> bool:
+    """Whether a folder or file is to be read by the names of its arrays: .npz files always are."""
+    if path.is_dir():
+        return bool(files_in(path, SUFFIXES))
+    suffix = path.suffix.lower()
+    return suffix == ".npz" or (suffix in SUFFIXES and are_meant(path, choices))
 
 
 def are_meant(path: Path, choices: Choices) -> bool:
-    """Whether a file or folder is to be read by names: the caller says so, or it has all those that we know."""
+    """Whether the caller names the arrays of a file or folder, or these have the names `CHOSEN`."""
     if choices.kind is not None:
         return choices.kind == "arrays"
     if any(getattr(choices, role) for role in CHOSEN):
@@ -74,7 +77,6 @@ def are_meant(path: Path, choices: Choices) -> bool:
 @contextmanager
 def open_arrays(path: Path, choices: Choices) -> Iterator[Opened]:
     """The arrays, understood as far as their names say it, or the caller."""
-    choices.refuse(path, "stride", "stored")
     refuse_in_times(choices.in_times, "named arrays")
     with _content(path) as content:
         yield _Chosen(path, content, choices).opened()
@@ -86,7 +88,7 @@ class _Chosen:
     def __init__(self, path: Path, content: _Content, choices: Choices):
         self.path, self.content = path, content
         self.names: dict[str, tuple[str, ...]] = {
-            role: getattr(choices, role) or ((role,) if role in content.shapes else ()) for role in CHOSEN
+            role: tuple(getattr(choices, role)) or ((role,) if role in content.shapes else ()) for role in CHOSEN
         }
         for chosen in self.names.values():
             for name in chosen:
@@ -100,8 +102,8 @@ class _Chosen:
         count = self._count() if complete else content.samples or 0
         words = {name: f"{shape}{self._role(name)}" for name, shape in content.shapes.items()}
         if not complete:
-            layout = Layout("arrays", content.format, words, count, 1, (), None)
-            return Opened(self.path, layout, Card(self.path.name), lambda first, end: [], sources=content.sources)
+            layout = Layout("arrays", content.format, words, count, 1, Card(self.path.name), None)
+            return Opened(self.path, layout, lambda first, end: [], sources=content.sources)
         sample = self._take(0, 1)[0]
         known, wanted = sample.input.values.shape, sample.target.shape
         features = sample.query.values.shape[-1]
@@ -121,13 +123,12 @@ class _Chosen:
             arrays=words,
             samples=count,
             times=wanted[0],
-            channels=card.targets,
+            card=card,
             spec=Spec(sample.input.coords.shape[-1], known[0], known[-1], wanted[0], wanted[-1], features),
             assumptions=said,
             sizes=(sample.input.points,),
-            inputs=card.inputs,
         )
-        return Opened(self.path, layout, card, self._take, sources=content.sources)
+        return Opened(self.path, layout, self._take, sources=content.sources)
 
     def _count(self) -> int:
         shapes, count = self.content.shapes, self.content.samples
@@ -211,8 +212,7 @@ class _Chosen:
         shaped = [_at_points(part, points) for part in parts]
         if len(shaped) == 1:
             return shaped[0]
-        shaped = [part[:, None] if part.ndim == 1 else part for part in shaped]
-        shaped = [part[None] if part.ndim == 2 else part for part in shaped]
+        shaped = [part[None, :, None] if part.ndim == 1 else part[None] if part.ndim == 2 else part for part in shaped]
         times = max(part.shape[0] for part in shaped)
         shapes = {part.shape[-2] for part in shaped}
         if len(shapes) > 1 or any(part.ndim != 3 or part.shape[0] not in (1, times) for part in shaped):
@@ -259,33 +259,44 @@ def _at_points(values: np.ndarray, points: int) -> np.ndarray:
 def _content(path: Path) -> Iterator[_Content]:
     """The named arrays of a file, or of the files of a folder."""
     if path.is_dir():
-        sources = array_files(path)
+        sources = files_in(path, SUFFIXES)
         with _named(sources[0]) as (format, arrays):
-            shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+            shapes = _shapes(arrays)
 
         def column(name: str, first: int, end: int) -> list[np.ndarray]:
             return [_array_of(source, name) for source in sources[first:end]]
 
         yield _Content(f"a folder of {format}", shapes, len(sources), column, sources)
         return
-    groups = _groups(path)
-    if groups:
+    if path.suffix.lower() in (".h5", ".hdf5"):
         with open_hdf5(path) as file:
-            first_group = group_in(path, file, groups[0])
-            shapes = {name: dataset_in(path, first_group, name).shape for name in first_group}
-
-            def grouped(name: str, first: int, end: int) -> list[np.ndarray]:
-                return [_checked(path, name, group_in(path, file, group), group) for group in groups[first:end]]
-
-            yield _Content("HDF5, a group for each sample", shapes, len(groups), grouped, (path,))
-        return
+            if set(file.members.values()) == {"group"}:
+                yield _grouped(file)
+                return
     with _named(path) as (format, arrays):
-        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        yield _Content(format, _shapes(arrays), None, lambda name, first, end: arrays[name][first:end], (path,))
 
-        def rows(name: str, first: int, end: int) -> np.ndarray:
-            return arrays[name][first:end]
 
-        yield _Content(format, shapes, None, rows, (path,))
+def _grouped(file: Group) -> _Content:
+    """A group for each sample in an HDF5 file."""
+    groups = sorted(file)
+    first_group = file.group(groups[0])
+
+    def column(name: str, first: int, end: int) -> list[np.ndarray]:
+        found = []
+        for label in groups[first:end]:
+            group = file.group(label)
+            if name not in group:
+                raise InputError(f"`{name}` in group `{label}` of {file.path}", str(group))
+            found.append(np.asarray(group.numbers(name)[()]))
+        return found
+
+    shapes = _shapes({name: first_group.array(name) for name in first_group})
+    return _Content("HDF5, a group for each sample", shapes, len(groups), column, (file.path,))
+
+
+def _shapes(arrays: Numbers) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 @contextmanager
@@ -295,23 +306,11 @@ def _named(path: Path) -> Iterator[tuple[str, Numbers]]:
     if suffix == ".npz":
         yield ".npz", _numeric(load_npz(path))
     elif suffix == ".mat":
-        with matlab_arrays(path) as (format, found, numbers):
-            single = {name: np.array([number]) for name, number in numbers.items()}
-            yield format, {**{name: _Cut(rows) for name, rows in found.items()}, **single}
+        with matlab_arrays(path) as file:
+            yield file.format, {**file.arrays, **{name: np.array([number]) for name, number in file.numbers.items()}}
     else:
         with open_hdf5(path) as file:
-            yield "HDF5", _numeric({name: dataset_in(path, file, name) for name in file})
-
-
-class _Cut:
-    """Rows of a MATLAB file, cut as an array is."""
-
-    def __init__(self, rows: Any):
-        self.shape, self._take = rows.shape, rows.take
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        first, end, _ = part.indices(self.shape[0])
-        return self._take(first, end)
+            yield "HDF5", _numeric({name: file.array(name) for name in file})
 
 
 def _numeric(arrays: Numbers) -> Numbers:
@@ -323,19 +322,3 @@ def _array_of(path: Path, name: str) -> np.ndarray:
         if name not in arrays:
             raise InputError(f"`{name}` in {path}", ", ".join(f"`{key}`" for key in arrays) or "nothing")
         return np.asarray(arrays[name][:])
-
-
-def _checked(path: Path, name: str, group: Any, label: str) -> np.ndarray:
-    if name not in group:
-        raise InputError(f"`{name}` in group `{label}` of {path}", names_in(group))
-    array = np.asarray(dataset_in(path, group, name)[()])
-    check_numbers(path, name, array.dtype)
-    return array
-
-
-def _groups(path: Path) -> list[str]:
-    """The groups of an HDF5 file that has nothing else at its root; each is a sample."""
-    if path.suffix.lower() not in (".h5", ".hdf5"):
-        return []
-    with open_hdf5(path) as file:
-        return sorted(file) if set(file.members.values()) == {"group"} else []

@@ -1,76 +1,42 @@
 """A foreign file to a dataset: recognized by its first bytes and its names, read part by part, written whole."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from oformer import files
 from oformer.data.dataset import PointDataset
 from oformer.data.generate import Progress, check_space, first_and_last
-from oformer.data.importers import meshfiles, named_arrays
-from oformer.data.importers.common import Choices, Layout, Opened, Stored, reading
-from oformer.data.importers.containers import matlab_version, open_matlab, open_numpy, open_torch
-from oformer.data.importers.hdf5 import names_in, open_hdf5
-from oformer.data.importers.meshfiles import how_to_choose, mesh_files, open_meshes
-from oformer.data.importers.named_arrays import are_meant, array_files, open_arrays
-from oformer.data.importers.pdebench import is_pdebench, open_pdebench
-from oformer.data.importers.pickles import open_pickle
-from oformer.data.importers.tfrecord import open_tfrecord
-from oformer.data.importers.trajectories import are_trajectories, open_trajectories
-from oformer.data.importers.well import is_well, open_well
-from oformer.data.layout import Storage
+from oformer.data.importers.common import Choices, Layout, Opened, files_in, reading
+from oformer.data.importers.formats import FORMATS, SUFFIXES, Format
+from oformer.data.importers.meshfiles import how_to_choose
+from oformer.data.part_file import Storage
 from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
-from oformer.files import check_regular
 
-KINDS = (
-    "burgers", "darcy", "navier-stokes", "pdebench", "the-well", "electrostatics", "magnetostatics", "airfoil", "mesh",
-    "arrays",
-)  # fmt: skip
-PICKLES = (".pkl", ".pickle")
-SUFFIXES = (".mat", ".npy", ".pt", ".pth", ".h5", ".hdf5", *PICKLES, ".tfrecord", *meshfiles.SUFFIXES)
 PART_BYTES = 2**27  # of values in float32: what an import holds in memory, a few times over
 PART_SAMPLES = 1024
-
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 def is_importable_folder(folder: Path) -> bool:
     """Whether the files in a folder are samples that can be imported together."""
-    return bool(array_files(folder) or mesh_files(folder))
+    return any(format.is_folder(folder) for format in FORMATS)
 
 
-def recognize(
-    path: Path | str,
-    *,
-    kind: str | None = None,
-    in_times: int | None = None,
-    stride: int | None = None,
-    stored: Stored | None = None,
-    inputs: Sequence[str] = (),
-    targets: Sequence[str] = (),
-    coords: Sequence[str] = (),
-) -> Layout:
-    """What a foreign file is, without importing it.
+def recognize(path: Path | str, **choices: Any) -> Layout:
+    """The layout of a foreign file, without importing it.
 
     Args:
         path: a MATLAB, numpy, torch, PDEBench, The Well, pickle, TFRecord or mesh file, a file of named arrays, or a
             folder of .npz trajectories, of mesh files or of files of arrays.
-        kind: one of `KINDS`, instead of the guess.
-        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more; four for
-            the airfoil.
-        stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
-        stored: keep the airfoil's velocity, which is the default, or its momentum.
-        inputs: names of the fields of a mesh file, or of the arrays of a file of your own, that are input.
-        targets: names of those that are target.
-        coords: names of the arrays that are the points; in a mesh file they are known.
+        choices: the fields of `Choices`, by name.
     """
-    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets), tuple(coords))
-    with _opened(Path(path), choices) as opened:
+    with _opened(Path(path), Choices(**choices)) as opened:
         return opened.layout
 
 
@@ -91,48 +57,35 @@ def import_file(
     *,
     n_train: int | None = None,
     n_test: int | None = None,
-    in_times: int | None = None,
     storage: Storage = "float32",
-    kind: str | None = None,
-    stride: int | None = None,
-    stored: Stored | None = None,
-    inputs: Sequence[str] = (),
-    targets: Sequence[str] = (),
-    coords: Sequence[str] = (),
     test_file: Path | str | None = None,
     progress: Progress | None = None,
+    **choices: Any,
 ) -> Store:
     """Write a foreign file as a dataset of ours; it appears complete or not at all.
 
     Args:
         path: what `recognize` takes.
         folder: where to; nothing may be there yet.
-        n_train: the first so many samples are the training split.
-        n_test: the last so many are the test split; by default what is left, and a tenth if neither is given.
-            Where both are given, what lies between is left out.
-        in_times: how many frames of a trajectory are input; by default ten, or one where there are not more; four for
-            the airfoil.
-        storage: how values are kept.
-        kind: one of `KINDS`, instead of the guess.
-        stride: keep one in so many frames of an airfoil's trajectory or of an XDMF series.
-        stored: keep the airfoil's velocity, which is the default, or its momentum.
-        inputs: names of the fields of a mesh file, or of the arrays of a file of your own, that are input.
-        targets: names of those that are target.
-        coords: names of the arrays that are the points; in a mesh file they are known.
+        n_train: the number of training samples, from the first.
+        n_test: the number of test samples, up to the last; by default the rest, and a tenth if neither is given.
+            Where both are given, the samples between them are left out.
+        storage: the type in which values are stored.
         test_file: take the test split, by default all of it, from another file or folder of the same layout.
         progress: called with the samples done and wanted.
+        choices: the fields of `Choices`, by name.
     """
     path, folder = Path(path), Path(folder)
-    choices = Choices(kind, in_times, stride, stored, tuple(inputs), tuple(targets), tuple(coords))
+    options = Choices(**choices)
     if folder.exists():
         raise InputError(f"no file or folder yet at {folder}", "one", "Choose another name")
     with ExitStack() as stack:
-        opened = stack.enter_context(_opened(path, choices))
+        opened = stack.enter_context(_opened(path, options))
         _spec(opened)  # says how to choose, where that is not done
         if test_file is None:
             spans = _spans(opened, n_train, n_test)
         else:
-            other = stack.enter_context(_opened(Path(test_file), choices))
+            other = stack.enter_context(_opened(Path(test_file), options))
             spans = _two_files(opened, other, n_train, n_test)
         return _write(spans, folder, storage, progress)
 
@@ -152,7 +105,7 @@ def _two_files(opened: Opened, other: Opened, n_train: int | None, n_test: int |
     if other.layout.spec != opened.layout.spec or not same:
         raise InputError(
             f"the frames, channels and points of {opened.path} in {other.path} too",
-            "others",
+            "points elsewhere" if other.layout.spec == opened.layout.spec else f"{other.layout.spec} there",
             "Compare them with `oformer inspect`",
         )
     train, test = opened.layout.samples, other.layout.samples
@@ -204,7 +157,8 @@ def _write(spans: list[Span], folder: Path, storage: Storage, progress: Progress
 
 def _card(spans: list[Span]) -> Card:
     """The card of the file, with where the samples come from and what was assumed."""
-    card, layout = spans[0][1].card, spans[0][1].layout
+    layout = spans[0][1].layout
+    card = layout.card
     lines = [
         f"Imported from {layout.format}.",
         *(
@@ -230,65 +184,42 @@ def _fingerprint(opened: Opened) -> str:
 
 @contextmanager
 def _opened(path: Path, choices: Choices) -> Iterator[Opened]:
-    """The file, understood; told apart by its first bytes, and where these say nothing by its name."""
-    check_regular(path)
-    kind, in_times = choices.kind, choices.in_times
-    if kind is not None and kind not in KINDS:
-        raise unknown_name("kind of file", kind, KINDS)
-    opening = _scattered(path, choices)
-    if opening is None:
-        if not path.is_file():
-            raise InputError(f"a file at {path}", _absence(path), "Check the path")
-        choices.refuse(path, "stride", "stored", "inputs", "targets", "coords")
-        try:
-            with path.open("rb") as file:
-                head = file.read(520)
-        except OSError as error:
-            raise InputError(f"a readable file at {path}", str(error.strerror), "Check the path") from error
-        matlab = matlab_version(head)
-        if matlab in (1, 2) or (head.startswith(_HDF5) and path.suffix == ".mat"):
-            opening = open_matlab(path, kind, in_times)
-        elif head.startswith(b"\x93NUMPY"):
-            opening = open_numpy(path, kind, in_times)
-        elif head.startswith(_HDF5):
-            opening = _open_hdf5(path, kind, in_times)
-        elif path.suffix in (".pt", ".pth"):
-            opening = open_torch(path, kind, in_times)
-        else:
-            raise InputError(
-                f"a MATLAB (5 to 7.3), .npy, .pt or HDF5 file at {path}", _beginning(head), "Check the file"
-            )
+    """The file, opened by the format that claims it."""
+    format = _format(path, choices)
     with ExitStack() as stack:
         with reading(path, "samples"):
-            opened = stack.enter_context(opening)
+            opened = stack.enter_context(format.open(path, choices))
         yield opened
 
 
-def _scattered(path: Path, choices: Choices) -> AbstractContextManager[Opened] | None:
-    """What opens files of scattered points, which are told by their names; None for others."""
-    if path.is_dir():
-        if mesh_files(path):
-            return open_meshes(path, choices)
-        if any(path.glob("*.npz")) and (are_trajectories(path) or not are_meant(path, choices)):
-            return open_trajectories(path, choices)
-        return open_arrays(path, choices) if array_files(path) else None
-    suffix = path.suffix.lower()
-    if not path.is_file():
-        return None
-    if suffix == ".npz" or (suffix in named_arrays.SUFFIXES and are_meant(path, choices)):
-        return open_arrays(path, choices)
-    if suffix in PICKLES:
-        return open_pickle(path, choices)
-    if suffix == ".tfrecord":
-        return open_tfrecord(path, choices)
-    return open_meshes(path, choices) if suffix in meshfiles.SUFFIXES else None
-
-
-def _absence(path: Path) -> str:
+def _format(path: Path, choices: Choices) -> Format:
+    """The format of a file or folder; options that do not apply to it are refused."""
+    kind, kinds = choices.kind, {kind for format in FORMATS for kind in format.kinds}
+    if kind is not None and kind not in kinds:
+        raise unknown_name("kind of file", kind, kinds)
+    head = b""
     if not path.is_dir():
-        return "nothing there"
-    records = sorted(p.name for p in path.glob("*.tfrecord"))
-    return f"a folder; name one of its files: {', '.join(records[:4])}" if records else "a folder"
+        with files.readable(path) as file:
+            head = file.read(520)
+    for format in FORMATS:
+        if format.claims(path, head, choices):
+            if kind is not None and kind not in format.kinds:
+                wanted = f"{' or '.join(format.kinds)} in the {format.name} {path}"
+                raise InputError(wanted, f"`{kind}`, which is never written so", "Leave `kind`")
+            unused = ("stride", "stored", "inputs", "targets", "coords")
+            choices.refuse(path, *(name for name in unused if name not in format.choices))
+            return format
+    if path.is_dir():
+        raise InputError(f"a file at {path}", _folder(path), "Check the path")
+    known = ", ".join(SUFFIXES)
+    raise InputError(f"a file of a known format ({known}) at {path}", _beginning(head), "Check the file")
+
+
+def _folder(path: Path) -> str:
+    """What a folder that is no dataset holds: files that are imported alone, as far as there are some."""
+    alone = [suffix for format in FORMATS if not format.folders for suffix in format.suffixes]
+    found = ", ".join(file.name for file in files_in(path, alone)[:4])
+    return f"a folder; name one of its files: {found}" if found else "a folder"
 
 
 def _beginning(head: bytes) -> str:
@@ -297,16 +228,3 @@ def _beginning(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, which only names the real file"
     return f"one that begins with {head[:12]!r}"
-
-
-@contextmanager
-def _open_hdf5(path: Path, kind: str | None, in_times: int | None) -> Iterator[Opened]:
-    with open_hdf5(path) as file:
-        found = "the-well" if is_well(file) else "pdebench" if is_pdebench(file) else None
-        if found is None or kind not in (None, found):
-            raise InputError(
-                f"the names of {'PDEBench or The Well' if kind is None else kind} in {path}",
-                names_in(file),
-                "They are `tensor` and `x-coordinate`, `0000/data` and so on, or `t0_fields` and `dimensions`",
-            )
-        yield (open_well if found == "the-well" else open_pdebench)(path, file, in_times)

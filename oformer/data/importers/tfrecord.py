@@ -1,22 +1,19 @@
 """MeshGraphNets' files (Pfaff et al. 2021): trajectories in TFRecord, with a `meta.json` beside them; no TensorFlow.
 
-A record is its length (8 bytes), the masked CRC-32C of these, the payload, and the payload's. The payload is a
-tf.Example: a map of names to lists, here of one string of bytes each, whose type and shape `meta.json` tells. All
-checksums are verified, and no length is believed before it is compared with the file's own.
+A record is its length (8 bytes), a checksum of the length (4), the payload, and a checksum of the payload (4). The
+payload is a tf.Example: a map of names to lists, here of one string of bytes each, whose type and shape `meta.json`
+tells. Every length is compared with the bytes that are there; the checksums are not verified.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from oformer.data.importers.common import Choices, Opened, check_room
-from oformer.data.importers.crc32c import crc32c, masked
-from oformer.data.importers.trajectories import Trajectory, airfoil
+from oformer.data.importers.trajectories import ARRAYS, AirfoilFile, Trajectory
 from oformer.errors import InputError
 from oformer.files import read_json
 
@@ -28,57 +25,42 @@ _DAMAGED = "The file is damaged or cut short; copy it again"
 
 @contextmanager
 def open_tfrecord(path: Path, choices: Choices) -> Iterator[Opened]:
-    """Trajectories around an airfoil, one record each, read one at a time."""
+    """Trajectories around an airfoil, one record each, mapped into memory."""
     if not (path.parent / META).is_file():
         raise InputError(f"{META} beside {path.name}", "none", "It tells the arrays' shapes; put it there")
-    features, interval = _features(path.parent / META)
-    records = _records(path)
+    shapes, interval = _shapes(path.parent / META)
+    records = _records(path) if path.stat().st_size else []
     if not records:
         raise InputError(f"at least one record in {path}", "none")
 
     def trajectory(index: int) -> Trajectory:
-        arrays = example(_payload(path, *records[index], index), f"record {index} of {path}")
-        return _trajectory(path, features, arrays, index)
+        where, found = f"record {index} of {path}", {}
+        payload = example(records[index], where)
+        for name, shape in shapes.items():
+            if name not in payload:
+                raise InputError(f"`{name}` in {where}", ", ".join(f"`{key}`" for key in payload) or "nothing")
+            known, size = int(np.prod([n for n in shape if n > 0])) * 4, len(payload[name])
+            if size % known or (size != known and min(shape) > 0):
+                raise InputError(f"`{name}` of shape {shape} in {where}", f"{size} bytes", _DAMAGED)
+            found[name] = np.frombuffer(payload[name], ARRAYS[name][0]).reshape(shape)
+        return Trajectory.of(found)
 
-    words = {name: f"{feature.kind}, {feature.dtype} {feature.shape}" for name, feature in features.items()}
+    words = {name: f"{np.dtype(ARRAYS[name][0]).name} {shape}" for name, shape in shapes.items()}
     said = f"A frame is {interval:g} seconds after the one before, by {META}." if interval else ""
-    yield airfoil(
-        path,
-        "TFRecord of MeshGraphNets",
-        words,
-        len(records),
-        trajectory,
-        choices,
-        stride=STRIDE,
-        momentum="velocity",
-        said=(said,) if said else (),
-        sources=(path, path.parent / META),
-    )
+    yield AirfoilFile(
+        path, "TFRecord of MeshGraphNets", words, len(records), trajectory, STRIDE, "velocity",
+        (path, path.parent / META), (said,) if said else (),
+    ).opened(choices)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Feature:
-    """An array as `meta.json` tells it; a side of -1 is whatever the bytes give."""
-
-    kind: str  # static or dynamic
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-
-_NEEDED = {
-    "cells": ("int32", 3), "mesh_pos": ("float32", 2), "node_type": ("int32", 1),
-    "velocity": ("float32", 2), "density": ("float32", 1), "pressure": ("float32", 1),
-}  # fmt: skip
-
-
-def _features(path: Path) -> tuple[dict[str, _Feature], float | None]:
-    """The arrays that an airfoil trajectory has, and the seconds between two frames."""
+def _shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], float | None]:
+    """The shapes of a trajectory's arrays, where -1 is whatever the bytes give, and the seconds between two frames."""
     content = read_json(path)
     described = content.get("features") if isinstance(content, dict) else None
     if not isinstance(described, dict):
         raise InputError(f"`features` in {path}", "none", "Is it the meta.json of MeshGraphNets?")
-    features = {}
-    for name, (dtype, last) in _NEEDED.items():
+    shapes = {}
+    for name, (dtype, last) in ARRAYS.items():
         entry = described.get(name)
         if not isinstance(entry, dict):
             raise InputError(
@@ -86,44 +68,33 @@ def _features(path: Path) -> tuple[dict[str, _Feature], float | None]:
                 ", ".join(f"`{key}`" for key in list(described)[:8]) or "nothing",
                 "Only the airfoil data of MeshGraphNets are read",
             )
-        shape, kind = entry.get("shape"), entry.get("type")
+        shape = entry.get("shape")
         sides = [n for n in shape if type(n) is int and (n > 0 or n == -1)] if isinstance(shape, list) else []
         fits = sides == shape and len(sides) == 3 and sides[2] == last and sides.count(-1) < 2
-        if not fits or kind not in ("static", "dynamic") or entry.get("dtype") != dtype:
-            raise InputError(f"`{name}` as {dtype} of shape [times, rows, {last}] in {path}", str(entry)[:120])
-        features[name] = _Feature(kind, np.dtype(dtype).newbyteorder("<"), tuple(sides))
+        if not fits or entry.get("type") not in ("static", "dynamic") or entry.get("dtype") != np.dtype(dtype).name:
+            wanted = f"`{name}` as {np.dtype(dtype).name} of shape [times, rows, {last}] in {path}"
+            raise InputError(wanted, str(entry)[:120])
+        shapes[name] = tuple(sides)
     interval = content.get("dt")
-    return features, float(interval) if isinstance(interval, (int, float)) else None
+    return shapes, float(interval) if isinstance(interval, (int, float)) else None
 
 
-def _records(path: Path) -> list[tuple[int, int]]:
-    """Where each payload begins and how long it is; only the heads are read."""
-    size, place, found = path.stat().st_size, 0, []
-    with path.open("rb") as file:
-        while place < size:
-            file.seek(place)
-            head = file.read(_HEAD)
-            where = f"record {len(found)} of {path}"
-            if len(head) < _HEAD:
-                raise InputError(f"the {_HEAD} bytes before {where}", f"{len(head)}", _DAMAGED)
-            length, checksum = struct.unpack("<QI", head)
-            if masked(crc32c(head[:8])) != checksum:
-                raise InputError(f"the checksum of the length of {where}", "another", _DAMAGED)
-            if length > size - place - _HEAD - _TAIL:
-                raise InputError(f"{length} bytes in {where}", f"{size - place - _HEAD} left in the file", _DAMAGED)
-            check_room(2 * length)
-            found.append((place + _HEAD, length))
-            place += _HEAD + length + _TAIL
+def _records(path: Path) -> list[memoryview]:
+    """The payload of each record, as bytes of the mapped file; only the heads are read."""
+    data, place, found = np.memmap(path, np.uint8, mode="r").data, 0, []
+    while place < len(data):
+        where, left = f"record {len(found)} of {path}", len(data) - place - _HEAD
+        if left < 0:
+            raise InputError(f"the {_HEAD} bytes before {where}", f"{left + _HEAD}", _DAMAGED)
+        (length,) = struct.unpack_from("<Q", data, place)
+        if length == 0:  # a file that was set aside and not filled is all zeros: records without end
+            raise InputError(f"a payload in {where}", "0 bytes", _DAMAGED)
+        if length > left - _TAIL:
+            raise InputError(f"{length} bytes in {where}", f"{left} left in the file", _DAMAGED)
+        check_room(2 * length)
+        found.append(data[place + _HEAD : place + _HEAD + length])
+        place += _HEAD + length + _TAIL
     return found
-
-
-def _payload(path: Path, place: int, length: int, index: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(place)
-        payload, tail = file.read(length), file.read(_TAIL)
-    if len(tail) < _TAIL or masked(crc32c(payload)) != struct.unpack("<I", tail)[0]:
-        raise InputError(f"the checksum of record {index} of {path}", "another", _DAMAGED)
-    return payload
 
 
 def _varint(data: memoryview, place: int) -> tuple[int, int]:
@@ -159,17 +130,12 @@ def _members(data: memoryview) -> Iterator[tuple[int, memoryview]]:
         place = end
 
 
-def example(payload: bytes, where: str) -> dict[str, memoryview]:
-    """The first string of bytes of each feature of a tf.Example.
-
-    Args:
-        payload: of one record.
-        where: what it is, for the message.
-    """
+def example(payload: memoryview, where: str) -> dict[str, memoryview]:
+    """The first string of bytes of each feature of a tf.Example; `where` names it in an error."""
     # Members by number: Example.features 1, Features.feature 1 (key 1, value 2), Feature.bytes_list 1, its value 1.
     found: dict[str, memoryview] = {}
     try:
-        for number, features in _members(memoryview(payload)):
+        for number, features in _members(payload):
             for kind, entry in _members(features) if number == 1 else ():
                 pair = dict(_members(entry)) if kind == 1 else {}
                 lists = dict(_members(pair[2])) if 2 in pair else {}
@@ -179,25 +145,3 @@ def example(payload: bytes, where: str) -> dict[str, memoryview]:
     except ValueError as error:
         raise InputError(f"a tf.Example in {where}", f"other bytes ({error})", _DAMAGED) from error
     return found
-
-
-def _trajectory(path: Path, features: Mapping[str, _Feature], found: Mapping[str, Any], index: int) -> Trajectory:
-    where = f"record {index} of {path}"
-    arrays: dict[str, np.ndarray] = {}
-    for name, feature in features.items():
-        if name not in found:
-            raise InputError(f"`{name}` in {where}", ", ".join(f"`{key}`" for key in found) or "nothing")
-        known = [n for n in feature.shape if n > 0]
-        count, one = len(found[name]) // feature.dtype.itemsize, int(np.prod(known))
-        open_sides = len(feature.shape) - len(known)
-        if len(found[name]) % feature.dtype.itemsize or count % one or (open_sides == 0 and count != one):
-            raise InputError(f"`{name}` of shape {feature.shape} in {where}", f"{len(found[name])} bytes", _DAMAGED)
-        arrays[name] = np.frombuffer(found[name], feature.dtype).reshape(feature.shape)
-    return Trajectory(
-        points=arrays["mesh_pos"][0],
-        cells=arrays["cells"][0],
-        types=arrays["node_type"][0, :, 0],
-        momentum=arrays["velocity"],
-        density=arrays["density"],
-        pressure=arrays["pressure"],
-    )

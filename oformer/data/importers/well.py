@@ -1,23 +1,26 @@
 """The Well: scalars in `t0_fields`, vectors in `t1_fields`, tensors in `t2_fields`, and what varies with what."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from oformer.data.importers.common import March, Opened, checked_axis, even
-from oformer.data.importers.hdf5 import dataset_in, group_in, numbers_in, words
+from oformer.data.importers.common import Choices, GridFile, Opened, checked_axis, even
+from oformer.data.importers.hdf5 import Array, Group, is_hdf5, open_hdf5, words
 from oformer.errors import InputError
 
 ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
 
 
-def is_well(file: Any) -> bool:
-    """Whether the names are those of The Well."""
-    return "dimensions" in file and any(name in file for name in ORDERS)
+def is_well(path: Path, head: bytes, choices: Choices) -> bool:
+    """Whether a file is HDF5 with the names of The Well."""
+    if not is_hdf5(path, head, choices):
+        return False
+    with open_hdf5(path) as file:
+        return "dimensions" in file and any(name in file for name in ORDERS)
 
 
 @dataclass(frozen=True)
@@ -25,31 +28,37 @@ class _Quantity:
     """A field of the file: its channels, and whether it varies."""
 
     name: str
-    data: Any
+    data: Array
     by_sample: bool
     by_time: bool
     by_axis: tuple[bool, ...]
     components: int
 
 
-def open_well(path: Path, file: Any, in_times: int | None) -> Opened:
-    """Understand an open file of The Well."""
-    dimensions = group_in(path, file, "dimensions")
-    letters = words(dimensions.attrs.get("spatial_dims", ()))
+@contextmanager
+def open_well(path: Path, choices: Choices) -> Iterator[Opened]:
+    """A file of The Well."""
+    with open_hdf5(path) as file:
+        yield _understood(path, file, choices.in_times)
+
+
+def _understood(path: Path, file: Group, in_times: int | None) -> Opened:
+    dimensions = file.group("dimensions")
+    letters = words(dimensions.attribute("spatial_dims", ()))
     if not 1 <= len(letters) <= 3:
         raise InputError(f"one to three `spatial_dims` in {path}", ", ".join(letters) or "none")
     # Only the lengths: the coordinates are read when the fields agree with them.
-    points = [math.prod(numbers_in(path, dimensions, letter).shape) for letter in letters]
-    times = numbers_in(path, dimensions, "time").shape[-1:]
+    points = [math.prod(dimensions.numbers(letter).shape) for letter in letters]
+    times = dimensions.numbers("time").shape[-1:]
     if not times:
         raise InputError(f"the times of the frames in `dimensions/time` of {path}", "one number")
     samples = _samples(path, file)
     shape = (samples, times[0], *points)
     found = [
-        _quantity(path, group_in(path, file, group), name, order, shape)
+        _quantity(path, file.group(group), name, order, shape)
         for group, order in ORDERS.items()
         if group in file
-        for name in _fields(group_in(path, file, group))
+        for name in _fields(file.group(group))
     ]
     axes = tuple(_axis(path, dimensions, letter) for letter in letters)
     moving, still = [q for q in found if q.by_time], [q for q in found if not q.by_time]
@@ -59,44 +68,43 @@ def open_well(path: Path, file: Any, in_times: int | None) -> Opened:
     numbers, more = _scalars(path, file, samples)
     if still:
         said.append(f"{', '.join(q.name for q in still)}: constant in time, input channels of every frame.")
-    grid_type = words(file.attrs.get("grid_type", "cartesian"))
+    grid_type = words(file.attribute("grid_type", "cartesian"))
     if grid_type != ["cartesian"]:
         warnings.append(f"The grid is {', '.join(grid_type)}: its {', '.join(letters)} are used as plain coordinates.")
-    title = words(file.attrs.get("dataset_name", path.stem))[0]
-    return March(
-        path=path, kind="the-well", format="The Well (HDF5)",
-        arrays={q.name: _described(q, letters) for q in found}, title=f"The Well: {title}, from {path.name}",
-        samples=samples, times=times[0], axes=axes, channels=_names(moving, letters), constants=_names(still, letters),
-        take=_reader(moving, shape),
-        constant=(lambda first, end: _reader(still, shape)(first, end)[:, 0]) if still else None,
-        periods=periods, parameters=numbers, assumptions=tuple(said), warnings=(*warnings, *more),
-    ).opened(in_times)  # fmt: skip
+    title = words(file.attribute("dataset_name", path.stem))[0]
+    return GridFile(
+        path, "the-well", "The Well (HDF5)", f"The Well: {title}, from {path.name}", axes,
+        {q.name: _described(q, letters) for q in found}, periods, numbers, said, (*warnings, *more),
+    ).march(
+        in_times, (samples, times[0]), _names(moving, letters), _reader(moving, shape),
+        _names(still, letters), _reader(still, shape) if still else None,
+    )  # fmt: skip
 
 
-def _fields(group: Any) -> list[str]:
+def _fields(group: Group) -> list[str]:
     """In the file's own order where it says one."""
-    return words(group.attrs["field_names"]) if "field_names" in group.attrs else sorted(group)
+    return words(group.attribute("field_names")) if "field_names" in group.attributes else sorted(group)
 
 
-def _samples(path: Path, file: Any) -> int:
-    count = file.attrs.get("n_trajectories")
+def _samples(path: Path, file: Group) -> int:
+    count = file.attribute("n_trajectories")
     if not isinstance(count, (int, np.integer)) or count < 1:
         raise InputError(f"`n_trajectories`, at least one, in the attributes of {path}", str(count))
     return int(count)
 
 
-def _axis(path: Path, dimensions: Any, letter: str) -> np.ndarray:
-    data = numbers_in(path, dimensions, letter)
-    if bool(data.attrs.get("sample_varying", False)) or bool(data.attrs.get("time_varying", False)):
+def _axis(path: Path, dimensions: Group, letter: str) -> np.ndarray:
+    data = dimensions.numbers(letter)
+    if bool(data.attribute("sample_varying", False)) or bool(data.attribute("time_varying", False)):
         raise InputError(f"coordinates `{letter}` that all samples and frames of {path} share", "varying ones")
     return checked_axis(path, f"dimensions/{letter}", data)
 
 
-def _quantity(path: Path, group: Any, name: str, order: int, shape: tuple[int, ...]) -> _Quantity:
-    data = numbers_in(path, group, name)
+def _quantity(path: Path, group: Group, name: str, order: int, shape: tuple[int, ...]) -> _Quantity:
+    data = group.numbers(name)
     dim = len(shape) - 2
-    by_axis = tuple(bool(v) for v in np.atleast_1d(data.attrs.get("dim_varying", [True] * dim)))
-    by_sample, by_time = (bool(data.attrs.get(f"{what}_varying", True)) for what in ("sample", "time"))
+    by_axis = tuple(bool(v) for v in np.atleast_1d(data.attribute("dim_varying", [True] * dim)))
+    by_sample, by_time = (bool(data.attribute(f"{what}_varying", True)) for what in ("sample", "time"))
     varies = (by_sample, by_time, *by_axis)
     expected = (*(n for n, here in zip(shape, varies, strict=False) if here), *(dim,) * order)
     if len(by_axis) != dim or data.shape != expected:
@@ -120,7 +128,7 @@ def _reader(quantities: list[_Quantity], shape: tuple[int, ...]) -> Callable[[in
 def _names(quantities: list[_Quantity], letters: list[str]) -> tuple[str, ...]:
     names = []
     for q in quantities:
-        if q.components == 1 and not q.data.name.startswith(("/t1_fields", "/t2_fields")):
+        if q.components == 1 and not q.data.place.startswith(("/t1_fields", "/t2_fields")):
             names.append(q.name)
         elif q.components == len(letters):
             names += [f"{q.name}_{letter}" for letter in letters]
@@ -137,16 +145,16 @@ def _described(q: _Quantity, letters: list[str]) -> str:
 
 
 def _periods(
-    path: Path, file: Any, letters: list[str], axes: tuple[np.ndarray, ...]
+    path: Path, file: Group, letters: list[str], axes: tuple[np.ndarray, ...]
 ) -> tuple[tuple[float, ...] | None, list[str], list[str]]:
     """The periods if all axes have one, what was assumed, and warnings."""
     periodic: set[str] = set()
     if "boundary_conditions" in file:
-        conditions = group_in(path, file, "boundary_conditions")
+        conditions = file.group("boundary_conditions")
         for name in conditions:
-            condition = group_in(path, conditions, name)
-            if words(condition.attrs.get("bc_type", ""))[0].upper() == "PERIODIC":
-                periodic |= set(words(condition.attrs.get("associated_dims", letters)))
+            condition = conditions.group(name)
+            if words(condition.attribute("bc_type", ""))[0].upper() == "PERIODIC":
+                periodic |= set(words(condition.attribute("associated_dims", letters)))
     wrapped = [letter for letter in letters if letter in periodic]
     if not wrapped:
         return None, ["No axis is periodic by the file's boundary conditions."], []
@@ -160,19 +168,16 @@ def _periods(
     return periods, [said], []
 
 
-def _scalars(path: Path, file: Any, samples: int) -> tuple[Callable[[int, int], dict[str, np.ndarray]], list[str]]:
-    """Numbers of a sample as parameters; those that vary in time are left out."""
+def _scalars(path: Path, file: Group, samples: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Numbers of each sample as parameters, and warnings about those that vary in time, which are left out."""
     values: dict[str, np.ndarray] = {}
     warnings = []
-    if "scalars" in file:
-        group = group_in(path, file, "scalars")
-        for name in group:
-            data = dataset_in(path, group, name)
-            if data.dtype.kind not in "fiub" or data.shape not in ((), (1,), (samples,)):
-                warnings.append(f"The scalar `{name}` of shape {data.shape} is left out.")
-                continue
-            found = np.asarray(data[()]).reshape(-1)
-            if not math.isfinite(float(found.sum())):
-                raise InputError(f"finite numbers in the scalar `{name}` of {path}", "NaN or infinite ones")
-            values[name] = np.broadcast_to(found, (samples,))
-    return (lambda first, end: {name: value[first:end] for name, value in values.items()}), warnings
+    for name in file.group("scalars") if "scalars" in file else ():
+        data = file.group("scalars").array(name)
+        if data.dtype.kind not in "fiub" or data.shape not in ((), (1,), (samples,)):
+            warnings.append(f"The scalar `{name}` of shape {data.shape} is left out.")
+            continue
+        values[name] = np.asarray(data[()]).reshape(-1)
+        if not math.isfinite(float(values[name].sum())):
+            raise InputError(f"finite numbers in the scalar `{name}` of {path}", "NaN or infinite ones")
+    return values, warnings

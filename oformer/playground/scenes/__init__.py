@@ -1,4 +1,4 @@
-"""What a person can change in each problem, and what an operator then sees: one scene per kind of problem.
+"""The state that a person changes in each problem, and the input of the operator: one scene per kind of problem.
 
 A new scene is a file beside these and its line in `SCENES`.
 """
@@ -27,12 +27,7 @@ SCENES: dict[type[Problem], Callable[[Any, Spec], Scene]] = {
 
 
 def scene_of(recipe: Mapping[str, Any] | None, spec: Spec) -> Scene | None:
-    """The scene of the problem that an operator was trained on; None where there is no problem, or one of no scene.
-
-    Args:
-        recipe: as JSON, from a checkpoint.
-        spec: of the operator.
-    """
+    """The scene of the problem in a checkpoint's recipe; None where there is no problem, or one without a scene."""
     content = (recipe or {}).get("problem")
     kinds = {kind.__name__: kind for kind in PROBLEMS.values() if issubclass(kind, tuple(SCENES))}
     if not isinstance(content, dict) or content.get("type") not in kinds:

@@ -1,8 +1,8 @@
-"""What a scene is: the state that a person changes, the input that an operator sees, and the solution beside it.
+"""Scenes: the state that a person changes, the input that an operator sees, and the solution beside it.
 
 A scene turns a small state of JSON (a curve, a painted medium, vortices, charges on a shape, a free stream) into the
-input field of its problem at every point where it can be known. Sensors are some of these points. The state is also
-what the problem's own solver starts from, so that the operator's answer can be held against it.
+input field of its problem at every point where it can be known. Sensors are some of these points. The problem's own
+solver starts from the state, too, so that its solution can be compared with the operator's answer.
 """
 
 import math
@@ -21,7 +21,7 @@ from oformer.meshes.subsets import usual_weights
 from oformer.meshes.voronoi import given_to_nearest
 from oformer.seeds import torch_generator
 
-SEED = 20_230  # of what is drawn here: no dataset of ours has it
+SEED = 20_230  # of the examples; no dataset of ours has it
 STRIDES = (1, 2, 3, 4, 6, 8)  # of a regular grid of sensors, as far as they leave a grid
 FEWEST = 8  # sensors per axis that a stride leaves
 
@@ -30,7 +30,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Known:
-    """The input of a state wherever it can be known, and where training had its sensors."""
+    """The input of a state wherever it can be known, and the points at which training had its sensors."""
 
     input: Field
     usual: Int[Tensor, "sensors"]  # rows of the input
@@ -38,7 +38,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Places:
-    """Where to answer, and how to draw what is answered there."""
+    """Query points, and the layout by which the page draws the answer there."""
 
     query: Field
     layout: dict[str, Any]
@@ -46,7 +46,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Sensors:
-    """Which of the points are seen: a share of the usual ones, less what is erased, and some added."""
+    """Choice of sensors: a share of those of training, without the erased ones, and some more."""
 
     share: float = 1.0
     seed: int = 0
@@ -82,34 +82,21 @@ class Sensors:
 
 
 class Scene:
-    """Base class: subclasses define the state."""
+    """Base class: the state of one kind of problem. Subclasses set the attributes without a value in `__init__`."""
 
-    kind: ClassVar[str]  # by which the page chooses its tools
-    slow: ClassVar[bool] = False  # whether the solver takes minutes: it is then asked only on demand
-    drafts: ClassVar[bool] = False  # whether a coarse input comes sooner than the exact one
+    kind: ClassVar[str]  # name by which the page chooses its tools
+    slow: ClassVar[bool] = False  # whether the solver takes minutes: the page then asks it only on demand
+    drafts: ClassVar[bool] = False  # whether `draft` is faster than `known`
+    schema: dict[str, Any]  # JSON Schema of a state
+    resolutions: tuple[int, ...]  # on offer: points per axis, or on a mesh how often its edges are halved, plus one
+    resolution: int  # the default resolution
+    sensors: int  # the largest number in training
+    solver: str  # description of the solver, for the page
+    tested: str = ""  # particularity of the test samples, for the page
 
     def __init__(self, spec: Spec):
         self.spec = spec
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of a state."""
-        raise NotImplementedError
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """Resolutions on offer: points per axis, or on a mesh how often its edges are halved, plus one."""
-        raise NotImplementedError
-
-    @property
-    def resolution(self) -> int:
-        """The default resolution."""
-        raise NotImplementedError
-
-    @property
-    def sensors(self) -> int:
-        """The largest number of sensors in training."""
-        return math.prod(grid_of(self.spec))
+        self.sensors = math.prod(spec.grid or ())
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -123,16 +110,6 @@ class Scene:
     def queries(self, resolution: int) -> int:
         """Number of query points at a resolution."""
         return resolution**self.spec.dim
-
-    @property
-    def tested(self) -> str:
-        """What is particular about the test samples, for the page."""
-        return ""
-
-    @property
-    def solver(self) -> str:
-        """Description of the solver that the operator is held against, for the page."""
-        raise NotImplementedError
 
     def facts(self) -> dict[str, Any]:
         """Numbers that the page needs for its tools."""
@@ -159,14 +136,8 @@ class Scene:
         raise NotImplementedError
 
     def unseen(self, state: State) -> str:
-        """What of a state was never in training, for the page; empty if all of it was."""
+        """The part of a state that was never in training, for the page; empty if all of it was."""
         return ""
-
-    def check_resolution(self, resolution: int) -> None:
-        """Refuse a resolution that is not on offer."""
-        if resolution not in self.resolutions:
-            choices = ", ".join(map(str, self.resolutions))
-            raise InputError("a resolution that this scene offers", str(resolution), f"Choices: {choices}")
 
 
 def grid_of(spec: Spec) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import periodic_grid, thinning
-from oformer.playground.requests import list_of, object_of
+from oformer.playground.requests import list_of, number, object_of
 from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, grid_of, rounded
 from oformer.problems import Burgers
 from oformer.solvers.fourier import resample
@@ -20,32 +20,14 @@ class Curve(Scene):
     """Burgers: a periodic curve, given at 64 points and smooth between them."""
 
     kind = "curve"
+    schema = object_of({"values": list_of(number(-4, 4), CONTROLS, CONTROLS)})
 
     def __init__(self, problem: Burgers, spec: Spec):
         super().__init__(spec)
         self.problem = problem
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema: the values of the curve."""
-        value = {"type": "number", "minimum": -4, "maximum": 4}
-        return object_of({"values": list_of(value, CONTROLS, CONTROLS)})
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """Powers of two around the default resolution."""
-        return tuple(sorted({64, 128, 256, 512, 1024, 2048, self.resolution}))
-
-    @property
-    def resolution(self) -> int:
-        """That of training, but no more than a screen shows."""
-        return min(grid_of(self.spec)[0], 512)
-
-    @property
-    def solver(self) -> str:
-        """Description of the solver, for the page."""
-        p = self.problem
-        return f"Fourier method, {p.solver_points} points, {p.steps} steps, float64"
+        self.resolution = min(grid_of(spec)[0], 512)  # more points than a screen shows are of no use
+        self.resolutions = tuple(sorted({64, 128, 256, 512, 1024, 2048, self.resolution}))
+        self.solver = f"Fourier method, {problem.solver_points} points, {problem.steps} steps, float64"
 
     def example(self, index: int) -> dict[str, Any]:
         """A random initial state."""
@@ -69,7 +51,7 @@ class Curve(Scene):
         return resample(sample.target[:, :, 0], resolution)[..., None]
 
     def unseen(self, state: State) -> str:
-        """Training had curves of mean zero, and the mean is what carries all others along."""
+        """A mean other than zero: training had none, and the mean carries the whole curve along."""
         mean = sum(state["values"]) / CONTROLS
         return "" if abs(mean) < 0.005 else f"a mean of {mean:.3g}, where all curves of training have mean zero"
 

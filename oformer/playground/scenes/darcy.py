@@ -1,12 +1,12 @@
 """The scene of Darcy flow: a medium that a person paints."""
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
@@ -26,27 +26,15 @@ class Medium(Scene):
         self.problem = problem
         self.side = grid_of(spec)[0]
         self.stride = thinning((problem.points,), (self.side,), periodic=False)[0]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema: the digits, row by row, y fastest."""
+        self.last = (self.side - 1) * self.stride  # number of the last cell on an axis that training saw
         length = self.side**2
-        return object_of({"cells": {"type": "string", "minLength": length, "maxLength": length, "pattern": "^[01]*$"}})
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """From a quarter to twice the default resolution."""
-        return tuple(sorted({max(4, self.side // 4), max(4, self.side // 2), self.side, min(256, 2 * self.side)}))
-
-    @property
-    def resolution(self) -> int:
-        """That of training."""
-        return self.side
-
-    @property
-    def solver(self) -> str:
-        """Description of the solver, for the page."""
-        return f"finite volumes, {self.problem.points} x {self.problem.points} cells, float64"
+        digits = {"type": "string", "minLength": length, "maxLength": length, "pattern": "^[01]*$"}
+        self.schema = object_of({"cells": digits})  # row by row, y fastest
+        self.resolution = self.side
+        self.resolutions = tuple(
+            sorted({max(4, self.side // 4), max(4, self.side // 2), self.side, min(256, 2 * self.side)})
+        )
+        self.solver = f"finite volumes, {problem.points} x {problem.points} cells, float64"
 
     def facts(self) -> dict[str, Any]:
         """Cells per axis that a person paints, and the two coefficients."""
@@ -61,44 +49,28 @@ class Medium(Scene):
         """The coefficient in all cells of the problem, those of training among them."""
         n = self.problem.points
         rows = torch.arange(n * n).view(n, n)[:: self.stride, :: self.stride].flatten()
-        return Known(Field.of(_cells(n), self._medium(state).view(1, -1, 1)), rows)
+        return Known(Field.of(cell_grid((n, n), (1.0, 1.0)), self._medium(state).view(1, -1, 1)), rows)
 
     def places(self, state: State, resolution: int) -> Places:
         """A regular grid from the first to the last point of training."""
-        first, last = _cells(self.problem.points)[0, 0].item(), ((self.side - 1) * self.stride + 0.5)
-        axis = torch.linspace(first, last / self.problem.points, resolution, dtype=torch.float64)
+        axis = (torch.linspace(0, self.last, resolution, dtype=torch.float64) + 0.5) / self.problem.points
         coords = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).view(-1, 2)
         return Places(Field.of(coords), {"kind": "grid", "points": [resolution, resolution]})
 
     def solve(self, state: State, resolution: int) -> Float[Tensor, "times queries channels"]:
         """The solution, interpolated bilinearly between the cells of the solver."""
         (sample,) = self.problem.solve({"coefficient": self._medium(state)[None]})
-        n = self.problem.points
-        coords = self.places(state, resolution).query.coords
-        return _bilinear(sample.target.view(n, n), coords * n - 0.5)[None, :, None]
+        n, size = self.problem.points, self.last + 1
+        values = sample.target.view(1, 1, n, n)[..., :size, :size]
+        return interpolate(values, (resolution, resolution), mode="bilinear", align_corners=True).view(1, -1, 1)
 
     def _medium(self, state: State) -> Float[Tensor, "points points"]:
         """Each cell of the problem has the phase of the nearest painted one."""
         cells = np.frombuffer(state["cells"].encode(), np.uint8)
         if not np.isin(cells, (ord("0"), ord("1"))).all():
-            raise InputError("only the digits 0 and 1 in `cells`", "others")
+            raise InputError("only the digits 0 and 1 in `cells`", "another character")
         high = torch.from_numpy(cells == ord("1")).view(self.side, self.side)
         nearest = ((torch.arange(self.problem.points) + self.stride // 2) // self.stride).clamp(max=self.side - 1)
         field = high[nearest][:, nearest]
         low = torch.full(field.shape, self.problem.low, dtype=torch.float64)
         return low.masked_fill(field, self.problem.high)
-
-
-@cache
-def _cells(points: int) -> Float[Tensor, "cells 2"]:
-    return cell_grid((points, points), (1.0, 1.0))
-
-
-def _bilinear(values: Float[Tensor, "rows columns"], places: Float[Tensor, "queries 2"]) -> Float[Tensor, "queries"]:
-    """Bilinear interpolation on a regular grid, at places in units of its spacing."""
-    limit = torch.tensor(values.shape) - 2
-    low = torch.minimum(places.floor().long().clamp_min(0), limit)
-    (s, t), (i, j) = (places - low).unbind(1), low.unbind(1)
-    return (1 - s) * ((1 - t) * values[i, j] + t * values[i, j + 1]) + s * (
-        (1 - t) * values[i + 1, j] + t * values[i + 1, j + 1]
-    )

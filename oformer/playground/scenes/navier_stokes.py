@@ -14,7 +14,7 @@ from torch import Tensor
 from oformer.errors import SolverDiverged
 from oformer.fields import Field, Spec
 from oformer.meshes.grids import periodic_grid, thinning
-from oformer.playground.requests import list_of, object_of
+from oformer.playground.requests import integer, list_of, number, object_of
 from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, grid_of
 from oformer.problems import NavierStokes
 from oformer.solvers.fourier import resample
@@ -28,41 +28,22 @@ class Vorticity(Scene):
 
     kind = "vorticity"
     drafts = True
+    schema = object_of(
+        {
+            "index": integer(0, 10**6, "of the random state"),
+            "vortices": list_of({**list_of(number(-3, 3), 3, 3), "description": "x, y and strength"}, 0, 400),
+        }
+    )
 
     def __init__(self, problem: NavierStokes, spec: Spec):
         super().__init__(spec)
-        points = min(problem.solver_points, 2 * problem.points)
-        self.problem = dataclasses.replace(
+        points, usual = min(problem.solver_points, 2 * problem.points), grid_of(spec)[0]
+        self.problem = p = dataclasses.replace(
             problem, points=points, solver_points=points, time_step=max(problem.time_step, 0.01)
         )
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema: index of the random state; x, y and strength of each vortex."""
-        vortex = list_of({"type": "number", "minimum": -3, "maximum": 3}, 3, 3)
-        return object_of(
-            {
-                "index": {"type": "integer", "minimum": 0, "maximum": 10**6},
-                "vortices": list_of(vortex, 0, 400),
-            }
-        )
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """From a quarter to twice the default resolution."""
-        usual = self.resolution
-        return tuple(sorted({max(8, usual // 4), max(8, usual // 2), usual, 2 * usual}))
-
-    @property
-    def resolution(self) -> int:
-        """That of training."""
-        return grid_of(self.spec)[0]
-
-    @property
-    def solver(self) -> str:
-        """Description of the solver, for the page."""
-        p = self.problem
-        return f"Fourier method, {p.solver_points} x {p.solver_points} points, steps of {p.time_step:g}, {p.precision}"
+        self.resolution = usual
+        self.resolutions = tuple(sorted({max(8, usual // 4), max(8, usual // 2), usual, 2 * usual}))
+        self.solver = f"Fourier method, {points} x {points} points, steps of {p.time_step:g}, {p.precision}"
 
     def facts(self) -> dict[str, Any]:
         """Radius of a vortex."""
@@ -94,10 +75,9 @@ class Vorticity(Scene):
         (sample,) = short.solve(self._drawn(state, problem))
         n = problem.points
         stride = thinning((n, n), grid_of(self.spec), periodic=True)[0]
+        usual = torch.arange(n * n).view(n, n)[::stride, ::stride].flatten()
         frames = sample.input.values[-self.spec.in_times :]  # a view may have cut the first ones off
-        return Known(
-            Field.of(sample.input.coords, frames), torch.arange(n * n).view(n, n)[::stride, ::stride].flatten()
-        )
+        return Known(Field.of(sample.input.coords, frames), usual)
 
     def places(self, state: State, resolution: int) -> Places:
         """A regular periodic grid."""

@@ -8,71 +8,42 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.errors import InputError
-from oformer.fields import Field, Sample, Spec
+from oformer.fields import Sample, Spec
 from oformer.meshes.cache import mesh_of
 from oformer.meshes.shapes import CENTER
 from oformer.meshes.triangles import Mesh
-from oformer.playground.requests import list_of, object_of
-from oformer.playground.scenes.base import SEED, Known, Places, Scene, State, rounded
-from oformer.playground.scenes.meshed import mesh_layout, refined
+from oformer.playground.requests import list_of, number, object_of
+from oformer.playground.scenes.base import SEED, Known, State, rounded
+from oformer.playground.scenes.meshed import MeshScene
 from oformer.problems.poisson import SHAPES, PoissonProblem, ShapeName, default_numbers, geometry_of
 from oformer.seeds import numpy_generator
 
 MOST = 20  # sources
-NODES = 400  # of the finest shape that sources lie on
 
 
-class Sources(Scene):
-    """Electro- and magnetostatics: discs of charge or current on a shape, of any size, turned by any angle."""
+class Sources(MeshScene):
+    """Electro- and magnetostatics: discs of charge or current on a shape, of any size, turned by any angle.
+
+    The default resolution is the nodes alone: training had no queries between them, and errors are larger there.
+    """
 
     kind = "sources"
+    resolutions = (1, 2, 3)
+    solver = "quadratic finite elements, mesh and matrix kept, float64; straight between its nodes"
+    schema = object_of(
+        {
+            "shape": {"type": "string", "enum": list(SHAPES)},
+            "numbers": list_of(number(0, 32), 3, 3),  # see `problems/poisson.py`
+            "turn": number(-360, 360),  # degrees
+            "sources": list_of(list_of(number(-1, 2), 2, 2), 0, MOST),
+        }
+    )
 
     def __init__(self, problem: PoissonProblem, spec: Spec):
         super().__init__(spec)
         self.problem = problem
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema: shape, its numbers (see `problems/poisson.py`), its turn in degrees, centers of sources."""
-        place = list_of({"type": "number", "minimum": -1, "maximum": 2}, 2, 2)
-        number = {"type": "number", "minimum": 0, "maximum": 32}
-        return object_of(
-            {
-                "shape": {"type": "string", "enum": list(SHAPES)},
-                "numbers": list_of(number, 3, 3),
-                "turn": {"type": "number", "minimum": -360, "maximum": 360},
-                "sources": list_of(place, 0, MOST),
-            }
-        )
-
-    @property
-    def resolutions(self) -> tuple[int, ...]:
-        """The mesh of the solver, and two refinements."""
-        return (1, 2, 3)
-
-    @property
-    def resolution(self) -> int:
-        """The nodes alone: training had no queries between them, and errors are larger there."""
-        return 1
-
-    @property
-    def sensors(self) -> int:
-        """Nodes of the finest shape."""
-        return NODES
-
-    def queries(self, resolution: int) -> int:
-        """Query points on the finest shape, approximately."""
-        return NODES * 4 ** (resolution - 1)
-
-    @property
-    def tested(self) -> str:
-        """The shape of all test samples, where training had others."""
-        return "" if "u" in self.problem.shapes else "all on a U, which training had not"
-
-    @property
-    def solver(self) -> str:
-        """Description of the solver, for the page."""
-        return "quadratic finite elements, mesh and matrix kept, float64; straight between its nodes"
+        self.sensors = 400  # nodes of the finest shape
+        self.tested = "" if "u" in problem.shapes else "all on a U, which training had not"
 
     def facts(self) -> dict[str, Any]:
         """The default numbers of every shape, and the shapes in training."""
@@ -92,36 +63,28 @@ class Sources(Scene):
         sample = self._sample(state)
         return Known(sample.input, torch.arange(sample.input.points))
 
-    def places(self, state: State, resolution: int) -> Places:
-        """The nodes, and for finer resolutions the middles of edges."""
-        sample = self._sample(state)
-        mesh = self._mesh(state)
-        flags = sample.query.values[0]
-        for _ in range(resolution - 1):
-            mesh, flags = refined(mesh, flags)
-        return Places(Field.of(mesh.points, flags[None]), mesh_layout(mesh, None))
+    def kinds(self, state: State) -> Float[Tensor, "points 1"]:
+        """Flags of the nodes on the border."""
+        return self._sample(state).query.values[0]
 
-    def solve(self, state: State, resolution: int) -> Float[Tensor, "times queries channels"]:
-        """The solution, interpolated linearly between the nodes."""
-        mesh, values = self._mesh(state), self._sample(state).target[0]
-        for _ in range(resolution - 1):
-            values = torch.cat([values, values[mesh.edges].mean(1)])
-            mesh = refined(mesh, values[:, :1])[0]
-        return values[None]
+    def at_nodes(self, state: State) -> Float[Tensor, "times points channels"]:
+        """The solution at the nodes."""
+        return self._sample(state).target
 
     def unseen(self, state: State) -> str:
         """Shapes, turns and numbers of sources that training did not have."""
         shape = state["shape"]
+        name = shape.upper() if len(shape) == 1 else shape
         if shape not in self.problem.shapes:
-            return f"training had no {shape.upper() if len(shape) == 1 else shape}"
+            return f"training had no {name}"
         if state["turn"] % 360:
             return "training had no turned shapes"
         if list(state["numbers"]) != default_numbers(shape) and not self.problem.randomized:
-            return f"training had one {shape.upper() if len(shape) == 1 else shape}, and not this one"
+            return f"training had one {name}, and not this one"
         return "" if len(state["sources"]) <= self.problem.discs[1] else "training had fewer sources"
 
     def _sample(self, state: State) -> Sample:
-        shape, points = state["shape"], self._mesh(state).points
+        shape, points = state["shape"], self.mesh(state).points
         left, shares = list(range(len(points))), []
         for place in state["sources"]:
             distances = (points[left] - points.new_tensor(place)).norm(dim=1)
@@ -137,11 +100,12 @@ class Sources(Scene):
         }
         return self.problem.solve(drawn)[0]
 
-    def _mesh(self, state: State) -> Mesh:
+    def mesh(self, state: State) -> Mesh:
+        """The mesh of the turned shape."""
         shape, numbers = state["shape"], state["numbers"]
         if shape in ("square", "disc") and numbers[0] < 4:
             raise InputError("at least 4 cells across a square or disc", f"{numbers[0]:g}")
-        mesh = mesh_of(geometry_of(shape, [float(number) for number in numbers]))
+        mesh = mesh_of(geometry_of(shape, [float(n) for n in numbers]))
         return mesh.moved(_rotation(state["turn"]), torch.tensor(CENTER, dtype=torch.float64))
 
 

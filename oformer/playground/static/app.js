@@ -414,7 +414,7 @@ function report() {
     page.error = relativeError(answer.prediction.values, solution.values.values);
     const all = model.targets.length > 1 ? " in all channels" : "";
     const tested = model.play.tested && ` (${model.play.tested})`;
-    const mean = model.error === null ? "" : `; on the test samples${tested} ${percent(model.error)}${all}`;
+    const mean = model.error === null ? "" : `; on the ${model.scored} samples${tested} ${percent(model.error)}${all}`;
     $("error-number").textContent = `${percent(page.error)} relative L2${mean}`;
     $("solver-time").textContent = `${milliseconds(solution.seconds)} (${solution.solver})`;
   }
@@ -902,10 +902,10 @@ function fillChoices() {
   $("solve").hidden = !($("compare").checked && play.slow);
 }
 
-// What to expect: the errors on the test samples, as the card has them.
-function tested({ error, squares, targets, play }) {
+// What to expect: the errors on the test samples (or those held out for validation), as the card has them.
+function tested({ error, scored, squares, targets, play }) {
   if (error === null) return "";
-  const which = play?.tested ? `; test samples (${play.tested})` : ", test";
+  const which = play?.tested ? `; ${scored} samples (${play.tested})` : `, ${scored}`;
   if (!squares || targets.length < 2) return `${which} error ${percent(error)}`;
   const each = targets.map((name, i) => `${name} ${(1000 * squares[i]).toPrecision(3)}`).join(", ");
   return `${which}: squared error, scaled, × 10⁻³: ${each}; relative L2 ${percent(error)}`;

@@ -63,7 +63,7 @@ class MyProblem(Problem):
             u = u + dt * (self.diffusivity * u_xx + self.growth * u * (1 - u))
         query = Field.of(self._points()[:, None].to(u.device))
         return [
-            Sample(Field(query.coords, before[None, :, None], query.weights), query, after[None, :, None])
+            Sample(query.with_values(before[None, :, None]), query, after[None, :, None])
             for before, after in zip(initial, u, strict=True)
         ]
 

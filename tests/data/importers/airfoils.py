@@ -5,8 +5,6 @@ import struct
 
 import numpy as np
 
-from oformer.data.importers.crc32c import crc32c, masked
-
 
 def trajectory(times=101, seed=0, points=7):
     """A fan of triangles around a point, with a flow on it; "velocity" is the momentum, as published."""
@@ -50,8 +48,8 @@ def example(arrays):
 
 
 def record(payload):
-    head = struct.pack("<Q", len(payload))
-    return head + struct.pack("<I", masked(crc32c(head))) + payload + struct.pack("<I", masked(crc32c(payload)))
+    """A record whose two checksums, which are not read, are zero."""
+    return struct.pack("<QI", len(payload), 0) + payload + bytes(4)
 
 
 def meta(arrays):

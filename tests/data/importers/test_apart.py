@@ -14,10 +14,10 @@ import scipy.io
 import torch
 
 from oformer import files
+from oformer.cli.describe import describe
 from oformer.data.importers import SUFFIXES, apart, import_file, load_file, recognize
-from oformer.data.importers.hdf5 import dataset_in, open_hdf5
+from oformer.data.importers.hdf5 import open_hdf5
 from oformer.errors import InputError
-from oformer.inspection import describe
 from oformer.predict import read_field
 
 
@@ -74,7 +74,7 @@ def test_after_a_crash_other_files_are_read(tmp_path):
     with h5py.File(tmp_path / "open.h5", "w") as file:
         file["a"] = np.arange(3.0)
     with open_hdf5(tmp_path / "open.h5") as root:
-        array = dataset_in(tmp_path / "open.h5", root, "a")
+        array = root.array("a")
         np.testing.assert_array_equal(array[1:], [1, 2])
         os.kill(apart.reader().process.pid, signal.SIGSEGV)
         with pytest.raises(InputError, match=r"the reader crashed with SIGSEGV\). It is damaged.*or it uses something"):
@@ -83,7 +83,7 @@ def test_after_a_crash_other_files_are_read(tmp_path):
         with pytest.raises(InputError, match="a file that is still open"):
             array[1:]
     with open_hdf5(tmp_path / "open.h5") as root:
-        np.testing.assert_array_equal(dataset_in(tmp_path / "open.h5", root, "a")[:2], [0, 1])
+        np.testing.assert_array_equal(root.array("a")[:2], [0, 1])
 
 
 def test_a_reader_that_ended_while_idle_is_started_again(tmp_path):
@@ -239,7 +239,7 @@ BOMBS = {
     "points": (hdf5("a.h5", coords=(2**40, 2), inputs=(2, 2**40), targets=(2, 2**40)), "half of the memory"),
     "many": (hdf5("a.h5", coords=(4, 2), inputs=(2**40, 4), targets=(2**40, 4)), "half of the memory"),
     "vtu_bomb": (vtu_bomb, "half of the memory"),
-    "pickle_bomb": (pickle_bomb, "more bytes than the file has"),
+    "pickle_bomb": (pickle_bomb, "half of the memory"),
 }
 
 
@@ -260,7 +260,7 @@ def test_a_small_file_that_asks_for_much_memory_is_a_sentence(tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
-@pytest.mark.parametrize("suffix", [*SUFFIXES, ".npz", ".safetensors"])
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".safetensors"])
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path, suffix):
     path = tmp_path / f"es_a{suffix}"
     os.mkfifo(path)

@@ -8,7 +8,7 @@ import torch
 from oformer.metrics import relative_l2
 from oformer.playground.requests import check_json
 from oformer.playground.scenes import scene_of
-from oformer.playground.scenes.base import SEED, Scene, Sensors
+from oformer.playground.scenes.base import SEED, Scene
 
 KINDS = ("burgers", "darcy", "navier-stokes", "electrostatics", "magnetostatics", "airfoil")
 
@@ -50,7 +50,7 @@ def test_the_page_is_told_of_states_unlike_those_of_training(service, monkeypatc
     monkeypatch.setattr(operator, "seen", dataclasses.replace(operator.seen, samples=1000))
     large = max(map(abs, state["values"]))
     high = {"values": [3 * value / large for value in state["values"]]}
-    for sensors in (Sensors(), Sensors(share=0.3)):
+    for sensors in ({}, {"share": 0.3}):
         assert not service.play("burgers", state, sensors)["unseen"]
         assert "input channel 0 from -" in service.play("burgers", high, sensors)["unseen"]
 

@@ -1,0 +1,1 @@
+"""Everything that is fast: fused modules, recorded steps, chunks of points, pinned copies."""
