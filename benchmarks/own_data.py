@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from oformer.baselines import BASELINES
 from oformer.estimator import OperatorRegressor
@@ -32,6 +33,7 @@ DAMPING = 0.1
 FRAMES = 8
 ADVECTION_TIME = 1.0
 CUBE_CELLS = 24
+FRONT_TIME, FRONT_POINTS, FRONT_STEPS = 0.3, 512, 400
 NOISE = 0.05
 
 
@@ -279,6 +281,37 @@ def cube_on_grid(
     return np.pad(u.reshape(shape), 1)
 
 
+def fronts(random: np.random.Generator) -> Sample:
+    """A map that is linear in nothing: Burgers' equation u_t + u u_x = ν u_xx on a periodic line of length 1.
+
+    The inputs are u(0) and log10 ν, between -2.5 and -1.5 and the same at all points, at 60 to 100 random points; the
+    target is u(FRONT_TIME) there.
+    """
+    from oformer.solvers.burgers_spectral import solve
+
+    modes = np.arange(1, 6)
+    cosines, sines = random.normal(size=(2, 5)) / modes
+    exponent = random.uniform(-2.5, -1.5)
+    x = np.sort(random.random(random.integers(60, 101)))
+
+    def start(at: np.ndarray) -> np.ndarray:
+        phases = 2 * np.pi * np.outer(at, modes)
+        return 0.5 * (np.cos(phases) @ cosines + np.sin(phases) @ sines)
+
+    grid = torch.from_numpy(start(np.arange(FRONT_POINTS) / FRONT_POINTS))[None]
+    setting = {"length": 1.0, "duration": FRONT_TIME, "steps": FRONT_STEPS}
+    end = solve(grid, viscosity=10**exponent, **setting)[0, 0].numpy()
+    inputs = np.stack([start(x), np.full(len(x), exponent)], -1)
+    return {"coords": x[:, None], "inputs": inputs, "targets": on_period(end, x)[:, None]}
+
+
+def on_period(values: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Cubic splines through values at equal distances on a periodic line of length 1."""
+    from scipy.ndimage import map_coordinates
+
+    return map_coordinates(values, [x * len(values)], order=3, mode="grid-wrap")
+
+
 @dataclass(frozen=True)
 class Problem:
     """Samples of one kind, drawn one by one."""
@@ -312,6 +345,7 @@ PROBLEMS = {
     "a": Problem("1-D heat, varying conductivity", heat),
     "b": Problem("2-D damped waves on an L", helmholtz),
     "c": Problem("2-D advection, 8 frames", advection),
+    "fronts": Problem("1-D Burgers, varying viscosity", fronts),
     "noisy": Problem("(a) with 5 % noise", heat, noise=NOISE),
     "cube": Problem("3-D steady field", cube),
     "few": Problem("(a) with 60 samples", heat, samples=60),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from oformer.baselines import compare
+from oformer.baselines import compare, linear_channels
 from oformer.checkpoint import CONFIG, Checkpoint, check_files, load_checkpoint, parameter_count, save_checkpoint
 from oformer.config import from_json, to_json
 from oformer.data.arrays import Arrays
@@ -71,6 +71,7 @@ class OperatorRegressor:
         steps: int | None = None,
         minutes: float | None = None,
         attention: AttentionKind = "galerkin",
+        linear: Sequence[int] | None = None,
         rate: float = 1e-3,
         test_fraction: float = 0.1,
         seed: int = 0,
@@ -87,7 +88,10 @@ class OperatorRegressor:
             minutes: a time budget for `fit`. It is filled with steps (or ended early, if `steps` says so), and the
                 schedule of the learning rate ends with it, however fast the machine is and whether or not its speed
                 changes; since a clock decides, results then differ a little from run to run.
-            attention: galerkin, fourier or softmax.
+            attention: galerkin, fourier or softmax, of an OFormer.
+            linear: input channels (0 is the first) in which the answer is exactly linear, such as a source or an
+                initial state; then the model is a `Superposition`. () for none, and an OFormer. By default `fit` finds
+                out, by kernel ridge regressions with and without linear channels.
             rate: the peak learning rate.
             test_fraction: the share of the samples that is held out, at least one; drawn at random.
             seed: of the weights, of the order of the samples and of those held out.
@@ -96,6 +100,7 @@ class OperatorRegressor:
         """
         self.width, self.depth, self.batch, self.steps, self.minutes = width, depth, batch, steps, minutes
         self.attention: AttentionKind = attention
+        self.linear = linear
         self.rate, self.test_fraction, self.seed, self.device, self.quiet = rate, test_fraction, seed, device, quiet
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -172,9 +177,9 @@ class OperatorRegressor:
         rest = np.setdiff1d(np.arange(len(data)), held)
         learned, test = data.subset(rest), data.subset(held)
         device = self._device()
-        sizes = self._sizes(learned)
         self._tell(_words_on_data(learned, len(test), names))
         compared = compare(learned, test, share=min(1.0, self.minutes or 1.0), seed=self.seed)
+        sizes = self._sizes(learned, compared.linear)
         # The caller's random numbers are left as they were.
         kept = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
         with kept, tempfile.TemporaryDirectory(prefix="oformer-") as folder:
@@ -361,9 +366,14 @@ class OperatorRegressor:
         _check_settings(self.get_params())
         return recipe_for(data, name, sizes=self._sizes, test_fraction=self.test_fraction, seed=self.seed)
 
-    def _sizes(self, data: PointDataset) -> Sizes:
+    def _sizes(self, data: PointDataset, found: tuple[int, ...] | None = None) -> Sizes:
+        """Sizes for samples to learn from; `found` are their linear channels, where somebody has looked."""
         chosen = ("width", "depth", "batch", "steps", "attention", "rate")
-        return sizes_for(data, **{name: getattr(self, name) for name in chosen})
+        if self.linear is not None:
+            found = tuple(self.linear)
+        elif found is None:
+            found = linear_channels(data, share=min(1.0, self.minutes or 1.0), seed=self.seed)
+        return sizes_for(data, **{name: getattr(self, name) for name in chosen}, linear=found)
 
     def _errors(self, data: PointDataset) -> np.ndarray:
         return errors(self.predictor_.operator, data, self.sizes_.batch).relative.numpy()
@@ -429,8 +439,9 @@ def _words_on_data(learned: PointDataset, held: int, names: tuple[str, ...]) -> 
 def _words_on_plan(sizes: Sizes, speed: float, device: torch.device) -> str:
     seconds = sizes.steps / speed
     duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    model = f"linear={sizes.linear}" if sizes.linear else f"attention={sizes.attention!r}"
     return (
-        f"Plan: width={sizes.width}, depth={sizes.depth}, attention={sizes.attention!r}, steps={sizes.steps}, "
+        f"Plan: width={sizes.width}, depth={sizes.depth}, {model}, steps={sizes.steps}, "
         f"batch={sizes.batch}; about {duration} on {device} at {speed:.3g} steps/s. Give any of these, or minutes=, "
         "to change it."
     )

@@ -13,8 +13,10 @@ from oformer.baselines import (
     Pca,
     PcaKernelRidge,
     PcaRidge,
+    SuperpositionRidge,
     ThinPlateSpline,
     compare,
+    linear_channels,
     resample,
 )
 from oformer.data.columns import columns_of, seen_samples
@@ -96,7 +98,7 @@ def test_neither_the_order_nor_the_number_of_the_points_matters(kind, scattered)
     assert np.linalg.norm(one - other) < 0.06 * np.linalg.norm(other)
 
 
-@pytest.mark.parametrize("kind", [PcaRidge, PcaKernelRidge])
+@pytest.mark.parametrize("kind", [PcaRidge, PcaKernelRidge, SuperpositionRidge])
 def test_leave_one_out_errors_are_those_of_fits_without_the_sample(kind):
     """On one grid, where leaving a sample out changes no unit; all but the mean, which counts for little."""
     random = np.random.default_rng(0)
@@ -110,6 +112,34 @@ def test_leave_one_out_errors_are_those_of_fits_without_the_sample(kind):
         without = kind(**settings).fit(coords=x, inputs=inputs[rest], targets=targets[rest])
         left.append(1 - without.score(coords=x, inputs=inputs[[i]], targets=targets[[i]]))
     assert model.leave_one_out_ == pytest.approx(np.mean(left), rel=0.1)
+
+
+def superposed(count: int, seed: int) -> dict:
+    """u = (1 + a³) K f + ∫g, nonlinear in the number a, linear in f and g; `noise` has no say, which is linear, too."""
+    random, x = np.random.default_rng(seed), np.linspace(0, 1, 20)
+    a = np.broadcast_to(random.normal(size=(count, 1)), (count, 20)) + 0.1 * x
+    f, g, noise = random.normal(size=(3, count, 20)) + np.array([3, 3, 0])[:, None, None]
+    kernel = np.exp(-np.abs(x[:, None] - x))
+    targets = (1 + a[:, :1] ** 3) * (f @ kernel) + g.mean(1, keepdims=True)
+    return {"coords": x, "inputs": np.stack([f, a, g, noise], -1), "targets": targets}
+
+
+def test_a_superposition_is_found_and_is_exactly_linear():
+    model = SuperpositionRidge().fit(**superposed(120, seed=0))
+    assert model.linear_ == (0, 2, 3)
+    assert linear_channels(PointDataset.from_arrays(**columns_of(None, superposed(120, seed=0)))) == (0, 2, 3)
+    sample = {key: array if key == "coords" else array[0] for key, array in superposed(1, seed=1).items()}
+    doubled = {**sample, "inputs": sample["inputs"] * [-2, 1, -2, -2]}
+    np.testing.assert_allclose(model.predict(doubled), -2 * np.asarray(model.predict(sample)), rtol=1e-6)
+    learned, new = superposed(120, seed=0), superposed(50, seed=1)
+    assert 1 - model.score(**new) < 0.5 * (1 - PcaKernelRidge().fit(**learned).score(**new))
+
+
+def test_nothing_is_linear_in_a_nonlinear_map_or_in_a_number_of_the_sample(scattered):
+    assert linear_channels(dataset(scattered)) == ()
+    numbers = {**superposed(40, seed=0), "inputs": np.ones((40, 20, 1)) * np.arange(40)[:, None, None]}
+    with pytest.raises(InputError, match="an input channel that varies over the points, for SuperpositionRidge"):
+        SuperpositionRidge().fit(**numbers)
 
 
 def test_errors_are_measured_as_those_of_operators_are():
@@ -252,7 +282,8 @@ def test_a_baseline_that_fails_is_left_out_with_its_reason(scattered, monkeypatc
 
     monkeypatch.setattr(PcaKernelRidge, "_regress", broken)
     found = compare(dataset(scattered[:50]), dataset(scattered[50:]))
-    assert found.errors.keys() == {"NearestSample", "PcaRidge"}
+    assert found.errors.keys() == {"NearestSample", "PcaRidge", "SuperpositionRidge"}
+    assert found.linear == ()
     assert found.told(np.zeros(10)).endswith("Baseline PcaKernelRidge was left out: no room for it.")
     monkeypatch.setattr(resample, "common_points", broken)
     assert compare(dataset(scattered[:50]), dataset(scattered[50:])).errors == {}
@@ -275,7 +306,8 @@ def test_fit_reports_them_on_the_samples_that_it_holds_out(scattered, capsys, tm
         {kind.__name__: 1 - kind().fit(learned).score(held) for kind in BASELINES}, rel=1e-4
     )
     said = capsys.readouterr().err
-    assert f"kernel ridge {model.baselines_['PcaKernelRidge']:.2%}; the operator {model.errors_.mean():.2%}" in said
+    assert f", kernel ridge {model.baselines_['PcaKernelRidge']:.2%}, " in said
+    assert f"; the operator {model.errors_.mean():.2%}" in said
     assert "use oformer.baselines.PcaKernelRidge" in said
     model.save(tmp_path / "mine")
     assert OperatorRegressor.load(tmp_path / "mine", device="cpu").baselines_ == model.baselines_

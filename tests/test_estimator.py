@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.estimator import OperatorRegressor
+from oformer.models import OFormer
 from oformer.predict import Predictor
 from oformer.training.optimizers import Descent
 from oformer.training.recipe import Training
@@ -220,13 +222,28 @@ def test_sizes_follow_the_data_and_settings_come_first():
     x, few = np.linspace(0, 1, 6), np.random.default_rng(0).normal(size=(4, 6))
     model = OperatorRegressor(steps=1, quiet=True, device="cpu").fit(coords=x, inputs=few, targets=few)
     many = np.random.default_rng(0).normal(size=(80, 6))
-    other = OperatorRegressor(steps=1, quiet=True, device="cpu").fit(coords=x, inputs=many, targets=many)
+    other = OperatorRegressor(steps=1, linear=(), quiet=True, device="cpu").fit(coords=x, inputs=many, targets=many)
     told = OperatorRegressor(**{**SMALL, "steps": 1, "attention": "fourier"}).fit(coords=x, inputs=few, targets=few)
     assert model.sizes_.width < other.sizes_.width
     assert model.sizes_.depth < other.sizes_.depth
     assert model.sizes_.batch == 3  # no more than there are to learn from
     assert (told.sizes_.width, told.sizes_.depth, told.sizes_.steps, told.sizes_.attention) == (32, 1, 1, "fourier")
     assert told.predictor_.operator.model.config.attention == "fourier"
+
+
+def test_a_linear_map_is_seen_and_learned_as_one():
+    x, random = np.linspace(0, 1, 12), np.random.default_rng(0)
+    a, f = np.sin(np.pi * x) * random.normal(size=(60, 1)), random.normal(size=(60, 12))
+    kernel = np.exp(-np.abs(x[:, None] - x))
+    given = {"coords": x, "inputs": np.stack([a, f], -1), "targets": (f * np.exp(a)) @ kernel}
+    model = OperatorRegressor(width=16, depth=1, steps=2, quiet=True, device="cpu").fit(**given)
+    assert model.sizes_.linear == (1,)
+    sample = {"coords": x, "inputs": given["inputs"][0]}
+    doubled = {"coords": x, "inputs": given["inputs"][0] * [1, -2]}
+    np.testing.assert_allclose(model.predict(doubled), -2 * np.asarray(model.predict(sample)), rtol=1e-4)
+    assert model.recipe(PointDataset.from_arrays(x, given["inputs"], given["targets"])).model.linear == (1,)
+    told = OperatorRegressor(width=16, depth=1, steps=2, linear=(), quiet=True, device="cpu").fit(**given)
+    assert isinstance(told.predictor_.operator.model, OFormer)
 
 
 def test_a_time_budget_is_filled_and_ends_with_the_schedule(capsys, monkeypatch):

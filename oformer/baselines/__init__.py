@@ -1,4 +1,4 @@
-"""Simple methods to compare an operator with: the nearest training sample, and ridge regressions between PCA scores.
+"""Simple methods to compare an operator with: the nearest training sample, and ridge regressions.
 
     baseline = PcaKernelRidge().fit(coords=x, inputs=u, targets=v)
     baseline.predict({"coords": x[0], "inputs": u[0]}, queries)
@@ -16,9 +16,10 @@ Both regressions choose their settings by the leave-one-out error, which has a c
 the hat matrix H, the residual of sample i without sample i is that of the fit divided by 1 - H_ii.
 """
 
-from oformer.baselines.compare import Comparison, compare
-from oformer.baselines.methods import BASELINES, Baseline, NearestSample, Pca, PcaKernelRidge, PcaRidge
+from oformer.baselines.compare import BASELINES, Comparison, compare, linear_channels
+from oformer.baselines.methods import Baseline, NearestSample, Pca, PcaKernelRidge, PcaRidge
 from oformer.baselines.resample import Interpolation, ThinPlateSpline
+from oformer.baselines.superposition import SuperpositionRidge
 
 __all__ = [
     "BASELINES",
@@ -29,6 +30,8 @@ __all__ = [
     "Pca",
     "PcaKernelRidge",
     "PcaRidge",
+    "SuperpositionRidge",
     "ThinPlateSpline",
     "compare",
+    "linear_channels",
 ]

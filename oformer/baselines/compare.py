@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from oformer.baselines.methods import BASELINES, squares
+from oformer.baselines.methods import Baseline, NearestSample, PcaKernelRidge, PcaRidge, squares
 from oformer.baselines.resample import Resampled, same
+from oformer.baselines.superposition import FOUND, SuperpositionRidge
 from oformer.data.dataset import PointDataset
 from oformer.seeds import numpy_generator
 
+BASELINES: tuple[type[Baseline], ...] = (NearestSample, PcaRidge, PcaKernelRidge, SuperpositionRidge)
 # Limits of `compare`, for the samples to learn from and for those held out:
 COMPARED_SAMPLES = 500
 COMPARED_NUMBERS = 10_000_000  # values of inputs and targets, where samples share their points or lie on a line
@@ -27,6 +30,7 @@ class Comparison:
     learned: int  # number of samples that the baselines learned from
     samples: int  # number of training samples
     tested: int  # number of held-out samples that were predicted, the first ones
+    linear: tuple[int, ...] = ()  # input channels in which the targets seem to be linear
 
     def told(self, operator: Sequence[float] | np.ndarray) -> str:
         """The comparison in words, with advice where a baseline is better.
@@ -58,8 +62,9 @@ class Comparison:
 def compare(learned: PointDataset, test: PointDataset, *, share: float = 1.0, seed: int = 0) -> Comparison:
     """Fit each baseline and measure its error on held-out samples, in a few seconds.
 
-    A baseline that cannot be fitted is left out with the reason; no exception leaves this function but an interrupt.
-    At most 500 samples are learned from, drawn at random, and fewer where each has many points.
+    A map counts as linear in the channels that `SuperpositionRidge` finds if its leave-one-out error is below that of
+    kernel ridge. A baseline that cannot be fitted is left out with the reason; no exception leaves this function but an
+    interrupt. At most 500 samples are learned from, drawn at random, and fewer where each has many points.
 
     Args:
         learned: the samples to learn from.
@@ -68,11 +73,11 @@ def compare(learned: PointDataset, test: PointDataset, *, share: float = 1.0, se
         seed: of the draw.
     """
     errors, left_out = {}, {}
+    fitted: dict[str, Any] = {}
     count = tested = 0
     try:
         count, tested = _affordable(learned, share), _affordable(test, share)
-        rows = np.sort(numpy_generator(seed, len(learned)).permutation(len(learned))[:count])
-        data = Resampled.of(learned.subset(rows))
+        data = _drawn(learned, share, seed)
         held = [test[i] for i in range(tested)]
         size = torch.cat([squares(sample.target.double(), sample) for sample in (test[i] for i in range(len(test)))])
     except Exception as error:
@@ -83,12 +88,43 @@ def compare(learned: PointDataset, test: PointDataset, *, share: float = 1.0, se
             model._fit(data)
             error = float(model._errors(held, size).mean())
             if np.isfinite(error):
-                errors[kind.__name__] = error
+                errors[kind.__name__], fitted[kind.__name__] = error, model
             else:
                 left_out[kind.__name__] = "its error is not a finite number"
         except Exception as error:
             left_out[kind.__name__] = _reason(error)
-    return Comparison(errors, left_out, count, len(learned), tested)
+    linear = _found(fitted.get(PcaKernelRidge.__name__), fitted.get(SuperpositionRidge.__name__))
+    return Comparison(errors, left_out, count, len(learned), tested, linear)
+
+
+def linear_channels(learned: PointDataset, *, share: float = 1.0, seed: int = 0) -> tuple[int, ...]:
+    """The input channels in which the targets seem to be linear, as `compare` finds them.
+
+    Args:
+        learned: the samples to learn from.
+        share: of the limit on samples, at most 1.
+        seed: of the draw of samples.
+    """
+    try:
+        data = _drawn(learned, share, seed)
+        plain, linear = PcaKernelRidge(), SuperpositionRidge()
+        plain._fit(data)
+        linear._fit(data)
+    except Exception:  # what a baseline cannot be fitted to is left out there, too
+        return ()
+    return _found(plain, linear)
+
+
+def _found(plain: PcaKernelRidge | None, linear: SuperpositionRidge | None) -> tuple[int, ...]:
+    if plain is None or linear is None or not linear.leave_one_out_ < FOUND * plain.leave_one_out_:
+        return ()
+    return linear.linear_
+
+
+def _drawn(learned: PointDataset, share: float, seed: int) -> Resampled:
+    """As many samples as `compare` may take, at random, on common points."""
+    rows = numpy_generator(seed, len(learned)).permutation(len(learned))[: _affordable(learned, share)]
+    return Resampled.of(learned.subset(np.sort(rows)))
 
 
 def _affordable(data: PointDataset, share: float) -> int:

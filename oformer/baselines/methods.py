@@ -183,9 +183,9 @@ class _Regression(Baseline):
                 f"inputs that differ from sample to sample for {type(self).__name__}", f"{data.count} equal ones"
             )
         norms = np.linalg.norm(data.targets, axis=1)
-        self._regress(_LeftOut.of(self._targets, np.where(norms > 0, norms, 1.0)))
+        self._regress(LeftOut.of(self._targets, np.where(norms > 0, norms, 1.0)))
 
-    def _regress(self, seen: "_LeftOut") -> None:
+    def _regress(self, seen: "LeftOut") -> None:
         raise NotImplementedError
 
     def _scores(self, scores: Float[np.ndarray, " rank"]) -> Float[np.ndarray, " target_rank"]:
@@ -214,10 +214,10 @@ class PcaRidge(_Regression):
             regularization: relative to the largest eigenvalue of the covariance of the inputs; by default chosen by the
                 leave-one-out error.
         """
-        _check_positive("regularization", regularization)
+        check_positive("regularization", regularization)
         self.regularization = regularization
 
-    def _regress(self, seen: "_LeftOut") -> None:
+    def _regress(self, seen: "LeftOut") -> None:
         left, roots = self._inputs.left, self._inputs.roots
         power = (roots / roots[0]) ** 2
         onto = left.T @ self._targets.left  # the targets' own scores are these times their singular values
@@ -254,11 +254,11 @@ class PcaKernelRidge(_Regression):
             width: of the kernel exp(-d²/2w²), relative to the median distance between inputs; by default chosen with
                 the regularization.
         """
-        _check_positive("regularization", regularization)
-        _check_positive("width", width)
+        check_positive("regularization", regularization)
+        check_positive("width", width)
         self.regularization, self.width = regularization, width
 
-    def _regress(self, seen: "_LeftOut") -> None:
+    def _regress(self, seen: "LeftOut") -> None:
         from scipy.linalg import cho_factor, cho_solve, eigh
 
         places = self._inputs.left * self._inputs.roots
@@ -293,20 +293,25 @@ class Pca:
     right: Float[np.ndarray, "rank numbers"]
 
     @classmethod
-    def of(cls, vectors: Float[np.ndarray, "samples numbers"]) -> "Pca":
-        """From the eigenvectors of the smaller of the two products of the centered matrix with itself."""
+    def of(cls, vectors: Float[np.ndarray, "samples numbers"], centered: bool = True) -> "Pca":
+        """From the eigenvectors of the smaller of the two products of the centered matrix with itself.
+
+        Args:
+            vectors: one a row.
+            centered: whether their mean is subtracted; else the mean counts as zero.
+        """
         from scipy.linalg import eigh
 
-        mean = vectors.mean(0)
-        centered = vectors - mean
+        mean = vectors.mean(0) if centered else np.zeros(vectors.shape[1])
+        moved = vectors - mean
         wide = vectors.shape[0] <= vectors.shape[1]
-        values, found = eigh(centered @ centered.T if wide else centered.T @ centered)
+        values, found = eigh(moved @ moved.T if wide else moved.T @ moved)
         rounding = (16 * np.finfo(np.float64).eps) ** 2 * (vectors**2).sum()
         kept = np.flatnonzero(values > max(RANK * values[-1], rounding, np.finfo(np.float64).tiny))[::-1]
         roots, found = np.sqrt(values[kept]), found[:, kept]
         if wide:
-            return cls(mean, found, roots, (found / roots).T @ centered)
-        return cls(mean, centered @ (found / roots), roots, np.ascontiguousarray(found.T))
+            return cls(mean, found, roots, (found / roots).T @ moved)
+        return cls(mean, moved @ (found / roots), roots, np.ascontiguousarray(found.T))
 
     def scores(self, vector: Float[np.ndarray, " numbers"]) -> Float[np.ndarray, " rank"]:
         """The coefficients of a vector."""
@@ -318,7 +323,7 @@ class Pca:
 
 
 @dataclass(frozen=True)
-class _LeftOut:
+class LeftOut:
     """Targets of which leave-one-out errors are computed: the leading scores; the others count as predicted by zero."""
 
     scores: Float[np.ndarray, "samples scores"]
@@ -326,7 +331,8 @@ class _LeftOut:
     norms: Float[np.ndarray, " samples"]  # lengths of the whole targets, mean and all
 
     @classmethod
-    def of(cls, targets: Pca, norms: Float[np.ndarray, " samples"]) -> "_LeftOut":
+    def of(cls, targets: Pca, norms: Float[np.ndarray, " samples"]) -> "LeftOut":
+        """From the scores of the targets, and the lengths that errors are relative to."""
         scores = targets.left * targets.roots
         return cls(scores[:, :SCORED], (scores[:, SCORED:] ** 2).sum(1), norms)
 
@@ -347,9 +353,7 @@ def squares(values: Float[Tensor, "times queries channels"], sample: Sample) -> 
     return squared(values[None], sample.query.weights[None])
 
 
-def _check_positive(name: str, value: float | None) -> None:
+def check_positive(name: str, value: float | None) -> None:
+    """Refuse a setting that is neither above zero nor left to be chosen."""
     if value is not None and not value > 0:
         raise InputError(f"a `{name}` above zero, or None to have it chosen", repr(value))
-
-
-BASELINES: tuple[type[Baseline], ...] = (NearestSample, PcaRidge, PcaKernelRidge)

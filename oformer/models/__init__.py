@@ -8,10 +8,14 @@ from oformer.models.grids import GridModel
 from oformer.models.mwt import MWT, MWTConfig
 from oformer.models.oformer import OFormer, OFormerConfig
 from oformer.models.operator import Normalization, Operator
+from oformer.models.superposition import Superposition, SuperpositionConfig
 
 MODELS: dict[str, type[ModelConfig]] = {
-    kind.__name__: kind for kind in (OFormerConfig, FNOConfig, MWTConfig, GalerkinTransformerConfig, GraphNetworkConfig)
-}
+    kind.__name__: kind
+    for kind in (
+        OFormerConfig, FNOConfig, MWTConfig, GalerkinTransformerConfig, GraphNetworkConfig, SuperpositionConfig,
+    )
+}  # fmt: skip
 
 __all__ = [
     "FNO",
@@ -31,4 +35,6 @@ __all__ = [
     "OFormerConfig",
     "Operator",
     "OperatorModel",
+    "Superposition",
+    "SuperpositionConfig",
 ]

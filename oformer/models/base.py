@@ -104,6 +104,11 @@ class OperatorModel(nn.Module):
         """After how many frames a rollout encodes its own answer as the next input; None: it never does."""
         return None
 
+    @property
+    def linear_channels(self) -> tuple[int, ...]:
+        """Input channels in which its answer is linear: these and the targets are scaled, and never shifted."""
+        return ()
+
     def pieces(self) -> Sequence[nn.Module]:
         """The submodules whose inputs alone activation checkpointing stores; it computes the rest of them again."""
         return ()

@@ -94,6 +94,9 @@ class Operator(nn.Module):
         self.seen = seen.ranges()
         _store(self.input_scale, n.input, inputs, (low, high), bool(s.in_categories))
         _store(self.target_scale, n.target, targets, (query_low, query_high), False)
+        if self.model.linear_channels:
+            _unshift(self.input_scale, self.model.linear_channels)
+            _unshift(self.target_scale, range(s.out_channels))
         if n.coords != "as-is":
             self.origin.copy_(low)
         if n.coords == "unit-box":
@@ -279,6 +282,14 @@ def _store(normalizer: Normalizer, kind: Values, moments: Moments, box: tuple[Te
     if isinstance(normalizer, GridNormalizer):
         normalizer.origin.copy_(box[0])
         normalizer.extent.copy_(_extent(*box))
+
+
+def _unshift(normalizer: Normalizer, channels: Iterable[int]) -> None:
+    """Make the map of some channels linear: no shift, and the root mean square in place of the standard deviation."""
+    for channel in channels:
+        shift, scale = normalizer.shift[..., channel], normalizer.scale[..., channel]
+        scale.copy_(torch.hypot(scale, shift))
+        shift.zero_()
 
 
 def _extent(low: Tensor, high: Tensor) -> Tensor:

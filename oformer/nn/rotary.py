@@ -4,7 +4,8 @@ A pair of channels is turned by an angle proportional to the coordinate, so that
 rotated key depends on the difference of their coordinates alone. The channels are shared out equally among the axes.
 
 Differs: the paper multiplies coordinates by the number of points; the released code by a number of its own for each
-layer (`multiplier`). Neither is periodic; `integer` frequencies are our addition for periodic domains.
+layer (`multiplier`). Neither is periodic; `integer` frequencies are our addition for periodic domains, and `uniform`
+ones for others: a ladder turns two thirds of the channels by less than half a cycle over the whole domain.
 """
 
 import math
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.nn.shared_grids import once_per_grid
 
-Frequencies = Literal["ladder", "integer"]
+Frequencies = Literal["ladder", "integer", "uniform"]
 Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points angles"]]
 
 
@@ -42,9 +43,10 @@ class Rotary(nn.Module):
             width: channels to rotate; a multiple of 2 * dim.
             multiplier: how fast the angles grow, the paper's lambda.
             frequencies: `ladder`, the geometric ladder 10000^(-2l/width) of the released code; or `integer`, whole
-                cycles per period (0, 1, ..., modes-1, repeated over the pairs), exact on periodic domains.
+                cycles per period (0, 1, ..., modes-1, repeated over the pairs), exact on periodic domains; or
+                `uniform`, as many half cycles per unit of the coordinates.
             periods: the period along each axis, needed for `integer`.
-            modes: how many different integer frequencies.
+            modes: how many different frequencies `integer` and `uniform` have.
         """
         super().__init__()
         if width % (2 * dim):
@@ -57,6 +59,8 @@ class Rotary(nn.Module):
         if frequencies == "ladder":
             base = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
             per_axis = [base * multiplier] * dim
+        elif frequencies == "uniform":
+            per_axis = [torch.arange(pairs, dtype=torch.float64) % modes * (multiplier * math.pi)] * dim
         else:
             if periods is None:
                 raise InputError(

@@ -11,7 +11,7 @@ import torch
 
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
-from oformer.models import OFormerConfig
+from oformer.models import ModelConfig, OFormerConfig, SuperpositionConfig
 from oformer.models.oformer import Decoder, Encoder, Query
 from oformer.nn.attention import AttentionKind
 from oformer.training.journal import read_journal
@@ -36,15 +36,29 @@ class Sizes:
     steps: int
     attention: AttentionKind
     rate: float
+    linear: tuple[int, ...] = ()  # input channels in which the answer is to be linear; none: an OFormer
 
-    def model(self, dim: int) -> OFormerConfig:
-        """The library's defaults for one's own data, at this size."""
+    def model(self, dim: int, points: float) -> ModelConfig:
+        """The library's defaults for one's own data, at this size.
+
+        Args:
+            dim: of space.
+            points: mean number of input points of a sample.
+        """
+        # The finest wave has four points; there is a frequency for each pair of channels along an axis.
+        modes = min(max(4, round(points ** (1 / dim) / 2)), self.width // (2 * dim))
+        if self.linear:
+            return SuperpositionConfig(linear=self.linear, width=self.width, depth=self.depth, modes=modes)
         # Rotary encoding turns pairs of channels along each axis, within each head.
         heads = next((n for n in (4, 2) if self.width % (2 * dim * n) == 0), 1)
         return OFormerConfig(
             attention=self.attention,
-            encoder=Encoder(width=self.width, depth=self.depth),
-            query=Query(width=self.width, fourier_features=self.width, hidden=(self.width,), heads=heads),
+            rotary="uniform",
+            rotary_modes=modes,
+            encoder=Encoder(width=self.width, depth=self.depth, multipliers=(1.0,)),
+            query=Query(
+                width=self.width, fourier_features=self.width, hidden=(self.width,), heads=heads, multiplier=1.0
+            ),
             decoder=Decoder(hidden=(max(2, self.width // 2),)),
         )
 
@@ -69,7 +83,8 @@ class Sizes:
             held: number of samples to test with.
             seed: of the training.
         """
-        return Recipe(name, Data(len(learned), held), self.model(learned.spec.dim), self.training(seed))
+        model = self.model(learned.spec.dim, float(learned.sizes()[:, 0].mean()))
+        return Recipe(name, Data(len(learned), held), model, self.training(seed))
 
 
 def sizes_for(
@@ -81,10 +96,12 @@ def sizes_for(
     steps: int | None = None,
     attention: AttentionKind = "galerkin",
     rate: float = 1e-3,
+    linear: tuple[int, ...] = (),
 ) -> Sizes:
     """Sizes from the number of samples, points and frames, where they are not told.
 
-    Few samples teach a small model as much as a large one. Widths that are multiples of 48 suit all dimensions.
+    Few samples teach a small model as much as a large one, and a linear map takes fewer weights. Widths that are
+    multiples of 48 suit all dimensions.
 
     Args:
         data: the samples to learn from.
@@ -94,19 +111,22 @@ def sizes_for(
         steps: training steps.
         attention: of the model.
         rate: the peak learning rate.
+        linear: input channels in which the answer is to be linear.
     """
     count, (points, queries) = len(data), data.sizes().max(0)
     work = int(points) + int(queries) * data.spec.out_times
-    wanted = 8 if count < 256 else 16
+    small = count < (1000 if linear else 50)
+    wanted = 8 if count < 256 or linear else 16
     batch = batch or max(1, min(wanted, count, POINTS_AT_ONCE // work))
     return Sizes(
-        width=width or (SMALL[0] if count < 50 else 96 if count < 4000 else 144),
-        depth=depth or (SMALL[1] if count < 50 else 4),
+        width=width or (SMALL[0] if small else 96 if count < 4000 else 144),
+        depth=depth or (SMALL[1] if small else 4),
         batch=min(batch, count),
         # Sixty looks at each sample, within what a person waits for.
         steps=steps or min(20_000, max(1000, 60 * count // batch)),
         attention=attention,
         rate=rate,
+        linear=linear,
     )
 
 

@@ -29,6 +29,7 @@ from oformer.models import (
     OFormerConfig,
     Operator,
     OperatorModel,
+    SuperpositionConfig,
 )
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 
@@ -177,6 +178,10 @@ CASES = {
     "darcy, local": local(DARCY),
     "navier-stokes, local": local(NAVIER_STOKES),
     "airfoil, local": local(AIRFOIL),
+    "superposition, steady": Case(
+        dataclasses.replace(ELECTRO.spec, in_channels=3), SuperpositionConfig(linear=(2, 0), width=8, heads=2, modes=3)
+    ),
+    "superposition, march": Case(NAVIER_STOKES.spec, SuperpositionConfig(linear=(0,), width=8, heads=2, modes=3)),
 }
 SCATTERED = list(CASES)  # whose points lie anywhere
 ON_GRIDS = {
@@ -548,6 +553,8 @@ REFERENCE = {
     "galerkin transformer, burgers": (0.09470135702, -0.3027842091, -0.2960772574, -0.3391654759),
     "galerkin transformer, darcy": (0.1316240809, -0.377426165, -0.3953026431, -0.3434246675),
     "galerkin transformer, march": (0.1694952244, -0.4392447474, -0.4372090121, -0.4368634659),
+    "superposition, steady": (0.006893894724, 0.1363840863, 0.01198916833, -0.1148544287),
+    "superposition, march": (0.005515891042, -0.01226680282, 0.1108531059, -0.08137760346),
     "graph network": (0.04328265027, 0.2272286179, 0.05096395076, -0.3444649772),
 }
 
