@@ -1,15 +1,17 @@
-"""Random changes of a training batch: symmetries of the problem, first frames, noise, dropped points.
+"""Random changes of a training batch: symmetries of the problem, first frames, noise, dropped points, fewer queries.
 
 Each change draws from a generator of its own, keyed by (seed, step, purpose). A step that is done again after an
 interruption sees the same batch.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
 from oformer.data.loader import padded
 from oformer.fields import Batch
+from oformer.meshes.subsets import keep_points
 from oformer.models import Operator
 from oformer.seeds import torch_generator
 from oformer.training.distributed import Ranks
@@ -17,7 +19,7 @@ from oformer.training.recipe import Recipe
 from oformer.training.schedules import Drop, begin_later, with_noise
 
 # Purposes of the draws of a step.
-SYMMETRY, DROPPED_POINTS, DROPOUT, FIRST_FRAME, NOISE = range(5)
+SYMMETRY, DROPPED_POINTS, DROPOUT, FIRST_FRAME, NOISE, QUERIES = range(6)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,16 @@ def perturbed(batch: Batch, times: int, recipe: Recipe, operator: Operator, draw
         batch = with_noise(batch, settings.noise, operator.input_scale.scale, draws.generator(NOISE))
     if settings.drop is not None:
         batch = _dropped(batch, settings.drop, operator, draws, few_shapes)
+    if settings.queries < 1:
+        batch = _fewer_queries(batch, settings.queries, draws)
     return batch
+
+
+def _fewer_queries(batch: Batch, share: float, draws: Draws) -> Batch:
+    """The batch with a random share of the queries of each sample, which stand for all of them in the loss."""
+    everywhere = batch.query, batch.query.with_values(batch.target)
+    query, target = (keep_points(field, share, draws.generator(QUERIES)) for field in everywhere)
+    return dataclasses.replace(batch, query=query, target=target.values)
 
 
 def _dropped(batch: Batch, drop: Drop, operator: Operator, draws: Draws, few_shapes: bool) -> Batch:

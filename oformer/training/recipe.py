@@ -59,6 +59,7 @@ class Training:
     windows: bool = False  # while the horizon is short, begin each sample at a random frame
     noise: float = 0.0  # on the input values, in units of the operator's input scale
     drop: Drop | None = None
+    queries: float = 1.0  # the share of the query points, drawn at random, that a step predicts
     augment: bool = False  # a random exact symmetry of the problem for each sample
     ema: float | None = None  # decay of the running average of the weights, which is then what is saved
     evaluate_every: int = 1000
@@ -77,6 +78,14 @@ class Training:
         for name in ("steps", "batch", "accumulate", "evaluate_every", "checkpoint_every", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"`training.{name}` of at least 1", str(getattr(self, name)))
+        if not 0 < self.queries <= 1:
+            raise InputError("`training.queries`, a share above 0 and at most 1", str(self.queries))
+        if self.queries < 1 and self.loss.derivative:
+            raise InputError(
+                "all query points for a loss with derivatives, which need neighbors",
+                f"training.queries {self.queries:g}",
+                "Set training.queries to 1, or training.loss.derivative to 0",
+            )
         autocast_of(self.precision)  # which refuses an unknown one
         if self.chunk is not None and not (isinstance(self.chunk, int) and self.chunk >= 1):
             raise InputError(

@@ -40,11 +40,17 @@ def refuse_settings(settings: Training, model: OperatorModel, ranks: Ranks) -> N
 def _refuse_for_model(settings: Training, model: OperatorModel, ranks: Ranks) -> None:
     """Refuse settings that the model, by its properties, cannot follow."""
     world = ranks.share[1]
-    if not model.answers_anywhere and settings.drop is not None:
+    if not model.answers_anywhere and (settings.drop is not None or settings.queries < 1):
         raise InputError(
             f"all points of a {'regular grid' if model.needs_grid else 'mesh'} for {model.name}",
-            "training.drop, which leaves some out",
+            f"training.{'queries' if settings.drop is None else 'drop'}, which leaves some out",
             "Leave it out, or train an OFormer",
+        )
+    if settings.queries < 1 and not model.queries_independent:
+        raise InputError(
+            "a model whose answer at one query is independent of the other queries, for training.queries below 1",
+            f"{model.name} with query.mixing, or with a norm over points",
+            "Set training.queries to 1",
         )
     if model.mixes_samples and (world > 1 or settings.accumulate > 1):
         raise InputError(

@@ -2,16 +2,20 @@
 
 import itertools
 
+import pytest
 import torch
 
+from oformer.errors import InputError
 from oformer.fields import collate
 from oformer.models import Operator
 from oformer.training.distributed import ALONE, Ranks
-from oformer.training.perturb import DROPOUT, DROPPED_POINTS, FIRST_FRAME, NOISE, SYMMETRY, Draws, perturbed
+from oformer.training.losses import Loss
+from oformer.training.perturb import DROPOUT, DROPPED_POINTS, FIRST_FRAME, NOISE, QUERIES, SYMMETRY, Draws, perturbed
+from oformer.training.recipe import Training
 from oformer.training.schedules import Drop
 from tests.tiny import tiny_recipe
 
-PURPOSES = (SYMMETRY, DROPPED_POINTS, DROPOUT, FIRST_FRAME, NOISE)
+PURPOSES = (SYMMETRY, DROPPED_POINTS, DROPOUT, FIRST_FRAME, NOISE, QUERIES)
 
 
 def number(draws: Draws, purpose: int) -> int:
@@ -71,3 +75,25 @@ def test_few_shapes_round_the_points_up_to_an_eighth(tiny_data):
     assert rounded.input.points == -(-kept // 4) * 4  # an eighth of 32 points
     assert torch.equal(rounded.input.values[:, :, :kept], plain.input.values)
     assert not rounded.input.weights[:, kept:].any()
+
+
+def test_fewer_queries_keep_their_targets_and_the_mean_of_the_loss(tiny_data):
+    recipe = tiny_recipe(augment=False, drop=None, queries=0.25, loss=Loss())
+    operator = Operator(recipe.model.build(tiny_data.spec), recipe.normalization).fit(tiny_data)
+    batch = collate([tiny_data[i] for i in range(4)])
+    squares = []
+    for step in range(400):
+        some = perturbed(batch, 1, recipe, operator, Draws(1, step, ALONE), few_shapes=False)
+        assert some.query.points == batch.query.points // 4
+        same = (some.query.coords[:, :, None] == batch.query.coords[:, None]).all(-1)  # (batch, chosen, points)
+        assert same.sum(2).eq(1).all()
+        rows = same.int().argmax(2)[:, None, :, None].expand_as(some.target)
+        assert torch.equal(some.target, batch.target.gather(2, rows))
+        squares.append((some.target.square() * some.query.weights[:, None, :, None]).sum((1, 2, 3)))
+    expected = (batch.target.square() * batch.query.weights[:, None, :, None]).sum((1, 2, 3))
+    torch.testing.assert_close(torch.stack(squares).mean(0), expected, rtol=0.05, atol=0)
+
+
+def test_fewer_queries_and_derivatives_exclude_each_other():
+    with pytest.raises(InputError, match=r"all query points for a loss with derivatives.*got training.queries 0.5"):
+        Training(steps=1, queries=0.5, loss=Loss(derivative=0.1))
