@@ -4,38 +4,27 @@
     python examples/08_what_the_latents_know.py
 
 The latents at the input points are all that queries ever see of the input. A linear readout that finds a quantity in
-them, on samples it was not fitted to, shows that the encoder computed it.
+them, on samples it was not fitted to, shows that the encoder computed it. Here the quantities are fields, read point by
+point; `oformer analyze RUN --latents` reads a parameter of the equation off the mean over points.
 """
 
 from pathlib import Path
 
 import torch
 
-from oformer import PointDataset, Predictor
+from oformer import Predictor
 from oformer.config import from_json
-from oformer.fields import collate
+from oformer.experiments.latents import encoded, linear_map, principal_components, r_squared
 from oformer.training.find_data import open_data, train_and_test
 from oformer.training.recipe import Recipe
 
 RUN = Path("outputs/01-burgers")
 
 
-@torch.no_grad()
-def latents(predict: Predictor, data: PointDataset) -> torch.Tensor:
-    """(samples, points, width)."""
-    batch = collate([data[i] for i in range(len(data))])
-    known, _ = predict.operator.normalized(batch.input, batch.query)
-    return predict.operator.model.encode(known)
-
-
 def readable(z: torch.Tensor, wanted: torch.Tensor) -> float:
     """The share of the variance (R²) that a linear map finds, fitted to half of the samples, on the other half."""
-    half = len(z) // 2
-    fit, test = (torch.cat([part, torch.ones_like(part[..., :1])], -1).flatten(0, 1) for part in z.split(half))
-    a, b = (part.flatten() for part in wanted.split(half))
-    ridge = 1e-4 * torch.eye(fit.shape[1]) * len(fit)
-    weights = torch.linalg.solve(fit.T @ fit + ridge, fit.T @ a)
-    return float(1 - ((test @ weights - b) ** 2).sum() / ((b - b.mean()) ** 2).sum())
+    (fit, test), (a, b) = z.double().split(len(z) // 2), wanted.double().split(len(z) // 2)
+    return r_squared(linear_map(fit.flatten(0, 1), a.flatten())(test.flatten(0, 1)), b.flatten())
 
 
 def main(run: Path = RUN) -> dict[str, float]:
@@ -43,11 +32,10 @@ def main(run: Path = RUN) -> dict[str, float]:
     recipe = from_json(Recipe, predict.checkpoint.recipe)
     _, test = train_and_test(open_data(recipe, run.parent / "datasets"), recipe)
     test = test.subset(range(len(test) // 2 * 2))
-    z = latents(predict, test)
+    z = torch.cat([latents for _, latents in encoded(predict.operator, test)])  # (samples, points, width)
     z = (z - z.mean((0, 1))) / z.std((0, 1)).clamp(min=1e-6)
 
-    shares = torch.linalg.svdvals(z.flatten(0, 1)) ** 2
-    shares = shares / shares.sum()
+    _, shares = principal_components(z.flatten(0, 1))
     needed = int((shares.cumsum(0) < 0.99).sum()) + 1
     print(f"{z.shape[-1]} channels; {needed} principal directions hold 99 % of the variance")
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from oformer.cli.analyze import Analyze
 from oformer.cli.demo import Demo
 from oformer.cli.evaluate import Evaluate
 from oformer.cli.export import Export
@@ -32,6 +33,7 @@ from oformer.cli.options import (
 )
 from oformer.cli.plot import Plot
 from oformer.cli.predict import Predict
+from oformer.cli.reproduce import Reproduce
 from oformer.cli.serve import Serve
 from oformer.cli.train import Train
 from oformer.cli.zoo import ZOO, Zoo
@@ -46,8 +48,8 @@ NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Maxi
 HELP = frozenset({"-h", "--help"})
 COMMANDS = {
     "list": List, "new": New, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate,
-    "predict": Predict, "plot": Plot, "export": Export, "inspect": Inspect, "zoo": Zoo, "demo": Demo,
-    "serve": Serve,
+    "predict": Predict, "plot": Plot, "analyze": Analyze, "export": Export, "inspect": Inspect, "zoo": Zoo,
+    "reproduce": Reproduce, "demo": Demo, "serve": Serve,
 }  # fmt: skip
 
 

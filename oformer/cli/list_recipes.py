@@ -18,11 +18,20 @@ class List:
 
     name: Annotated[str | None, tyro.conf.Positional] = None
     """A recipe, or the Python file of one."""
+    ablations: bool = False
+    """Show the changes of a recipe that the paper studies, for oformer train NAME --ablation ABLATION."""
 
     def run(self, rest: list[str]) -> int:
         """Print the table of recipes, or the settings of one recipe and how to change them."""
+        from oformer.experiments.ablations import ABLATIONS
         from oformer.experiments.recipes import BASELINES, RECIPES, recipe_named
 
+        if self.ablations:
+            table(
+                ("ablation", "what it changes", "in the paper"),
+                [(name, ablation.about, ablation.place) for name, ablation in ABLATIONS.items()],
+            )
+            return 0
         if self.name is not None:
             override(recipe_named(self.name), [*rest, "--help"], self.name)
         rows = {

@@ -1,7 +1,9 @@
 """Parsing the command line: types of options, checks of arguments, overrides of a recipe, ranks of torchrun."""
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -163,6 +165,7 @@ def override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "R
 
     if not rest:
         return recipe
+    recipe, rest, off = _with_parts(recipe, rest)
     paper = f"{recipe.paper}\n\n" if recipe.paper else ""
     changed = tyro.cli(
         Recipe,
@@ -171,9 +174,49 @@ def override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "R
         prog=f"{program_name()} train {called or recipe.name}",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
         description=f"{paper}Every setting of this recipe, with its value. What `train` itself takes "
-        f"(--out, --data, --device, --max-minutes...) is in: {program_name()} train --help",
+        f"(--out, --data, --device, --max-minutes...) is in: {program_name()} train --help\n\n{off}",
     )
     check_numbers(changed)
+    return changed
+
+
+def _with_parts(recipe: "Recipe", rest: Sequence[str]) -> tuple["Recipe", list[str], str]:
+    """Switch the parts that a recipe may lack on and off, as the command line asks: tyro knows those alone that it has.
+
+    Returns:
+        The recipe, unchecked, with a missing setting where a part has no default for it, which tyro asks for; the
+        arguments that are left; and a sentence on the parts that are off.
+    """
+    from oformer.training.losses import Region
+    from oformer.training.schedules import Drop, Horizon
+
+    left, off = list(rest), []
+    for name, kind in {"training.drop": Drop, "training.horizon": Horizon, "training.loss.region": Region}.items():
+        option = f"--{name}"
+        for spelled in ([option, "none"], [f"{option}=none"]):
+            for place in reversed(range(len(left))):
+                if left[place : place + len(spelled)] == spelled:
+                    del left[place : place + len(spelled)]
+                    recipe = _placed(recipe, name, None)
+        if functools.reduce(getattr, name.split("."), recipe) is not None:
+            continue
+        if any(argument.startswith(f"{option}.") for argument in left):
+            part = object.__new__(kind)
+            for field in dataclasses.fields(kind):
+                missing = field.default is dataclasses.MISSING
+                object.__setattr__(part, field.name, tyro.MISSING if missing else field.default)
+            recipe = _placed(recipe, name, part)
+        else:
+            off.append(option)
+    switch = "Any setting of a part switches it on (--training.drop.probability 0.2); none switches it off."
+    return recipe, left, f"Off in this recipe: {', '.join(off)}. {switch}" if off else ""
+
+
+def _placed(whole: Any, name: str, value: Any) -> Any:
+    """A copy of nested dataclasses with a value at a place such as `training.drop`, without the checks of a new one."""
+    field, _, inner = name.partition(".")
+    changed = copy.copy(whole)
+    object.__setattr__(changed, field, _placed(getattr(whole, field), inner, value) if inner else value)
     return changed
 
 

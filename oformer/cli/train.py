@@ -35,6 +35,9 @@ class Train:
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = ""
     """A recipe, or the Python file of one; may be left out where --data is given."""
+    ablation: str | None = None
+    """A change of the recipe that the paper studies, such as attention=softmax, or several with commas between them
+    (oformer list --ablations). The run's folder is named after it."""
     out: Path | None = None
     """The run's folder; by default outputs/NAME."""
     data: Path | None = None
@@ -59,11 +62,14 @@ class Train:
 
     def recipe(self, rest: list[str]) -> "Recipe":
         """The recipe of the command line, with its settings overridden by `rest`."""
+        from oformer.experiments.ablations import varied
         from oformer.experiments.recipes import recipe_named
 
-        if self.name:
-            return override(recipe_named(self.name), rest, self.name)
-        return override(_recipe_from_data(self.data), rest, f"--data {shlex.quote(str(self.data))}")
+        recipe = recipe_named(self.name) if self.name else _recipe_from_data(self.data)
+        called = self.name or f"--data {shlex.quote(str(self.data))}"
+        if self.ablation is not None:
+            recipe, called = varied(recipe, self.ablation), f"{called} --ablation {self.ablation}"
+        return override(recipe, rest, called)
 
     def run(self, rest: list[str]) -> int:
         """Train the operator and write its report; the exit status is 130 if training was interrupted."""

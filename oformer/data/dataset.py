@@ -22,7 +22,7 @@ from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field, Sample, Spec
 from oformer.meshes.grids import thinning
-from oformer.meshes.subsets import keep_points, usual_weights
+from oformer.meshes.subsets import SubsetWeights, keep_points, usual_weights
 from oformer.seeds import torch_generator
 from oformer.statistics import Statistics, measure
 
@@ -48,6 +48,7 @@ class View:
     query_points: tuple[int, ...] | int | None = None  # the same for queries only
     keep: float = 1.0  # a random fraction of the input points, the same ones of a sample each time it is seen
     keep_seed: int = 0
+    keep_weights: SubsetWeights | None = None  # of these points; None: those of a quadrature. The paper's are `scaled`
     in_times: int | None = None  # the last so many input frames
     out_times: int | None = None  # the first so many target frames
 
@@ -188,7 +189,7 @@ class PointDataset:
         if self._query_rows is not None:
             target = target[:, self._query_rows]
         if view.keep < 1:
-            random, weights = torch_generator(view.keep_seed, number), usual_weights(self.spec)
+            random, weights = torch_generator(view.keep_seed, number), view.keep_weights or usual_weights(self.spec)
             inputs = keep_points(inputs.batched(), view.keep, random, weights, self.spec.periods).single(0)
         values = inputs.values[-(view.in_times or 0) :]
         thinned = self._input_rows is not None or self._query_rows is not None

@@ -180,6 +180,8 @@ def _is_known_norm(module: nn.Module) -> bool:
 class FusedAttention(Attention):
     """`Attention` with the small matrices first, and in kernels where the device has them."""
 
+    rotary: Rotary | None  # the only position code that `is_known` lets pass
+
     def forward(
         self,
         x: Float[Tensor, "batch queries width"],

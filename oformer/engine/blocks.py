@@ -50,7 +50,7 @@ class FusedCrossAttentionBlock(CrossAttentionBlock):
     ) -> Float[Tensor, "batch queries width"]:
         """Let each query read from the source points."""
         z = z + self.attention(z, coords, weights, source, source_coords, source_weights)
-        return feed_forward(z, None, self.feedforward)
+        return z if self.feedforward is None else feed_forward(z, None, self.feedforward)
 
 
 def feed_forward(

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from oformer.errors import InputError
 from oformer.fields import Field, Spec
 from oformer.models.base import MarchingModel, ModelConfig
-from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, diagonal_dominant_
+from oformer.nn.attention import KINDS, Attention, AttentionKind, Norm, Start, diagonal_dominant_
 from oformer.nn.blocks import CrossAttentionBlock, FeedForward, SelfAttentionBlock
 from oformer.nn.features import RandomFourier
 from oformer.nn.feedforward import ACTIVATIONS, MLP, Activation, in_full
 from oformer.nn.interpolation import interpolate
-from oformer.nn.rotary import Frequencies, Rotary
+from oformer.nn.rotary import Appended, Frequencies, Rotary
 from oformer.nn.shared_grids import once_per_grid
 
 ContextName = Literal["coords", "features"]
@@ -62,6 +62,7 @@ class Query:
     heads: int = 4
     multiplier: float = 32.0
     source_dropout: float = 0.0
+    feedforward: bool = True  # after cross-attention; without it, and without a propagator, this is a DeepONet
     local: bool = False  # before cross-attention, add the latents of the input, interpolated at the query point
     mixing: bool = False  # one self-attention among the queries afterwards
     mixing_multiplier: float = 32.0
@@ -100,6 +101,8 @@ class OFormerConfig(ModelConfig):
 
     attention: AttentionKind = "galerkin"
     norm: Norm = "channels"
+    start: Start = "orthogonal-scaled"  # of projections that are not normalized, and of cross-attention
+    position: Literal["rotary", "appended"] = "rotary"  # appended: coordinates beside the channels of q and k
     rotary: Frequencies = "ladder"
     rotary_modes: int = 32  # of integer frequencies
     encoder: Encoder = Encoder()
@@ -178,7 +181,7 @@ class OFormer(MarchingModel):
         features = 2 * q.fourier_features or spec.dim
         self.embed_query = MLP((features + flags, *q.hidden, q.width), "gelu")
         self.source_dropout = nn.Dropout(q.source_dropout)
-        self.cross = CrossAttentionBlock(q.width, self._attention(q.width, q.heads, q.multiplier))
+        self.cross = CrossAttentionBlock(q.width, self._attention(q.width, q.heads, q.multiplier), q.feedforward)
         self.mix = self._attention(q.width, 1, q.mixing_multiplier) if q.mixing else None
 
         # Propagator
@@ -207,10 +210,12 @@ class OFormer(MarchingModel):
 
     def _attention(self, width: int, heads: int, multiplier: float, dropout: float = 0.0) -> Attention:
         c = self.config
+        if c.position == "appended":
+            return Attention(width, heads, c.attention, c.norm, Appended(), dropout, c.start)
         if (width, multiplier) not in self._rotaries:
             rotary = Rotary(self.spec.dim, width, multiplier, c.rotary, self.spec.periods, c.rotary_modes)
             self._rotaries[width, multiplier] = rotary
-        return Attention(width, heads, c.attention, c.norm, self._rotaries[width, multiplier], dropout)
+        return Attention(width, heads, c.attention, c.norm, self._rotaries[width, multiplier], dropout, c.start)
 
     @torch.no_grad()
     def _initialize(self) -> None:

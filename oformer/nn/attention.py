@@ -26,11 +26,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oformer.errors import InputError
-from oformer.nn.rotary import Rotary
+from oformer.nn.rotary import Appended, Rotary
 from oformer.nn.sums import over_points, points_are_split
 
 Norm = Literal["points", "points-detached", "channels", "layernorm", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
+# How a projection starts: a random matrix alone, or "scaled", (the matrix + the identity) / width.
+Start = Literal["orthogonal-scaled", "xavier-scaled", "orthogonal", "xavier"]
 # Of the released code. It is comparable with the variance of k and v in a fresh cross-attention, so it matters.
 EPSILON = 1e-5
 
@@ -38,10 +40,10 @@ EPSILON = 1e-5
 def galerkin(
     q: Float[Tensor, "batch heads queries width"],
     k: Float[Tensor, "batch heads points width"],
-    v: Float[Tensor, "batch heads points width"],
+    v: Float[Tensor, "batch heads points values"],
     query_weights: Float[Tensor, "batch queries"],
     weights: Float[Tensor, "batch points"],
-) -> Float[Tensor, "batch heads queries width"]:
+) -> Float[Tensor, "batch heads queries values"]:
     """Q (Kᵀ W V), in time linear in the number of points."""
     # Both factors carry the root of the weight: half precision would lose the weight itself where points are many.
     root = weights.sqrt()[:, None, :, None].to(k.dtype)
@@ -51,10 +53,10 @@ def galerkin(
 def fourier(
     q: Float[Tensor, "batch heads queries width"],
     k: Float[Tensor, "batch heads points width"],
-    v: Float[Tensor, "batch heads points width"],
+    v: Float[Tensor, "batch heads points values"],
     query_weights: Float[Tensor, "batch queries"],
     weights: Float[Tensor, "batch points"],
-) -> Float[Tensor, "batch heads queries width"]:
+) -> Float[Tensor, "batch heads queries values"]:
     """(Q Kᵀ) W V; the product is associative, so the sum over points comes first here too."""
     return galerkin(q, k, v, query_weights, weights)
 
@@ -62,10 +64,10 @@ def fourier(
 def softmax(
     q: Float[Tensor, "batch heads queries width"],
     k: Float[Tensor, "batch heads points width"],
-    v: Float[Tensor, "batch heads points width"],
+    v: Float[Tensor, "batch heads points values"],
     query_weights: Float[Tensor, "batch queries"],
     weights: Float[Tensor, "batch points"],
-) -> Float[Tensor, "batch heads queries width"]:
+) -> Float[Tensor, "batch heads queries values"]:
     """softmax(Q Kᵀ / √width + log W) V; the logarithm makes the sum a quadrature."""
     if points_are_split():
         raise InputError(
@@ -133,12 +135,14 @@ class Attention(nn.Module):
         heads: int,
         kind: AttentionKind,
         norm: Norm,
-        rotary: Rotary | None = None,
+        rotary: Rotary | Appended | None = None,
         dropout: float = 0.0,
+        start: Start = "orthogonal-scaled",
     ):
         """Build the layer; with one head there is no output projection, as in the released code."""
         super().__init__()
         self.heads, self.norm = heads, norm
+        self.start: Start = start
         self.kind: AttentionKind = kind
         self.q, self.k, self.v = (nn.Linear(width, heads * width, bias=False) for _ in range(3))
         self.normalize = nn.ModuleDict({name: Normalize(width, norm) for name in KINDS[kind].normalized})
@@ -173,7 +177,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "batch points width"],
         coords: Float[Tensor, "batch points dim"],
         weights: Float[Tensor, "batch points"],
-    ) -> Float[Tensor, "batch heads points width"]:
+    ) -> Float[Tensor, "batch heads points _"]:
         """Queries, keys or values: projected, normalized where the kind asks for it, and rotated unless values."""
         heads = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1))
         if name in self.normalize:
@@ -184,16 +188,21 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def initialize(self, names: tuple[str, ...]) -> None:
-        """Make the named projections small and diagonal-dominant: (orthogonal + identity) / width for each head."""
+        """Start the named projections, head by head; by default small and diagonal-dominant."""
         for name in names:
             projection: nn.Linear = getattr(self, name)
             for block in projection.weight.chunk(self.heads):
-                diagonal_dominant_(block)
+                diagonal_dominant_(block, self.start)
 
 
 @torch.no_grad()
-def diagonal_dominant_(matrix: Float[Tensor, "width width"]) -> None:
-    """Fill with (a random orthogonal matrix + the identity) / width, the paper's start for deep linear attention."""
-    width = matrix.shape[0]
-    nn.init.orthogonal_(matrix, gain=1 / width)
-    matrix += torch.eye(width, dtype=matrix.dtype, device=matrix.device) / width
+def diagonal_dominant_(matrix: Float[Tensor, "width width"], start: Start = "orthogonal-scaled") -> None:
+    """Fill with (a random orthogonal matrix + the identity) / width, the paper's start for deep linear attention.
+
+    The other starts, which the paper compares with it, draw Xavier's uniform matrix, or add and divide nothing.
+    """
+    width, scaled = matrix.shape[0], start.endswith("scaled")
+    draw = nn.init.orthogonal_ if start.startswith("orthogonal") else nn.init.xavier_uniform_
+    draw(matrix, gain=1 / width if scaled else 1.0)
+    if scaled:
+        matrix += torch.eye(width, dtype=matrix.dtype, device=matrix.device) / width

@@ -52,14 +52,14 @@ class SelfAttentionBlock(nn.Module):
 
 
 class CrossAttentionBlock(nn.Module):
-    """z = z + Attn(z, source); z = z + FFN(z)."""
+    """z = z + Attn(z, source); z = z + FFN(z), the latter only where asked for."""
 
-    def __init__(self, width: int, attention: Attention):
+    def __init__(self, width: int, attention: Attention, feedforward: bool = True):
         """Build the block and start all three projections diagonal-dominant."""
         super().__init__()
         self.attention = attention
         attention.initialize(("q", "k", "v"))
-        self.feedforward = GatedGELU(width)
+        self.feedforward = GatedGELU(width) if feedforward else None
 
     def forward(
         self,
@@ -72,4 +72,4 @@ class CrossAttentionBlock(nn.Module):
     ) -> Float[Tensor, "batch queries width"]:
         """Let each query read from the source points."""
         z = z + self.attention(z, coords, weights, source, source_coords, source_weights)
-        return z + self.feedforward(z)
+        return z if self.feedforward is None else z + self.feedforward(z)

@@ -22,6 +22,23 @@ Frequencies = Literal["ladder", "integer", "uniform"]
 Tables = tuple[Float[Tensor, "batch points angles"], Float[Tensor, "batch points angles"]]
 
 
+class Appended(nn.Module):
+    """Appends the coordinates to each head of queries and keys: the paper's alternative to rotary encoding.
+
+    Differs: the released code appends them to values too.
+    """
+
+    def tables(self, coords: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch points dim"]:
+        """The coordinates themselves."""
+        return coords
+
+    def forward(
+        self, x: Float[Tensor, "batch points heads width"], tables: Float[Tensor, "batch points dim"]
+    ) -> Float[Tensor, "batch points heads _"]:
+        """Channels, then coordinates; q · k grows by the product of the coordinates."""
+        return torch.cat([x, tables.to(x.dtype).unsqueeze(2).expand(-1, -1, x.shape[2], -1)], -1)
+
+
 class Rotary(nn.Module):
     """Turns channel pairs by angles that grow with the coordinates."""
 

@@ -305,15 +305,13 @@ def train_and_test(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, Po
 
 
 def train_and_scored(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, PointDataset]:
-    """The samples to train on, and those to score while training.
+    """The samples to train on, the first `data.limit` of them where the recipe has it, and those to score meanwhile.
 
     The second are the test samples or, where the recipe has `data.validation`, the last of the training samples, which
     the first then lack.
     """
     train, test = train_and_test(data, recipe)
-    held_out = recipe.data.validation
-    if not held_out:
-        return train, test
+    held_out, limit = recipe.data.validation, recipe.data.limit
     if held_out >= len(train):
         raise InputError(
             f"more than the {held_out:,} training samples that `data.validation` of recipe `{recipe.name}` holds out",
@@ -321,7 +319,13 @@ def train_and_scored(data: PointDataset, recipe: Recipe) -> tuple[PointDataset, 
             "Set --data.validation to a smaller number",
         )
     first = len(train) - held_out
-    return train.subset(range(first)), train.subset(range(first, len(train)))
+    if limit is not None and limit > first:
+        raise InputError(
+            f"at least the {limit:,} training samples of `data.limit` of recipe `{recipe.name}`", f"{first:,}",
+            "Set --data.limit to a smaller number",
+        )  # fmt: skip
+    scored = train.subset(range(first, len(train))) if held_out else test
+    return train if limit is None and not held_out else train.subset(range(limit or first)), scored
 
 
 def _part_size(folder: Path, problem: Problem, device: torch.device | str) -> int:

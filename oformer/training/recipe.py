@@ -25,6 +25,7 @@ class Data:
     train: int  # the first so many samples of the dataset
     test: int  # the last so many
     validation: int = 0  # the last so many of the training samples, held out; 0: the test samples are scored
+    limit: int | None = None  # train on the first so many training samples alone; dataset and test samples stay
     seed: int = 0
     view: View = View()
     storage: Literal["float32", "float16"] = "float32"
@@ -38,6 +39,17 @@ class Data:
                 str(self.validation),
                 f"At least one of the {self.train:,} training samples must be left to train on",
             )
+        if self.limit is not None and not 1 <= self.limit <= self.train - self.validation:
+            raise InputError(
+                f"`data.limit` from 1 to {self.train - self.validation}, the training samples there are",
+                str(self.limit),
+                "Leave it out to train on all of them",
+            )
+
+    @property
+    def trained_on(self) -> int:
+        """The number of samples that training sees."""
+        return self.limit or self.train - self.validation
 
     @property
     def scored(self) -> Literal["test", "validation"]:
@@ -147,4 +159,5 @@ class Recipe:
         """Steps, batch and numbers of samples in one line, for lists of recipes."""
         t, data = self.training, self.data
         held_out = f" ({data.validation:,} held out)" if data.validation else ""
-        return f"{t.steps:,} steps of {t.batch}, {data.train:,}{held_out} + {data.test:,} samples"
+        limited = f"{data.limit:,} of " if data.limit else ""
+        return f"{t.steps:,} steps of {t.batch}, {limited}{data.train:,}{held_out} + {data.test:,} samples"

@@ -92,7 +92,7 @@ def _refuse_for_split_points(settings: Training) -> None:
 def refuse_counts(recipe: Recipe, data: tuple[PointDataset, PointDataset]) -> None:
     """Refuse datasets whose numbers of samples contradict the recipe, and so the record of the run."""
     settings, given = recipe.data, (len(data[0]), len(data[1]))
-    asked = (settings.train - settings.validation, settings.validation or settings.test)
+    asked = (settings.trained_on, settings.validation or settings.test)
     if asked != given:
         raise InputError(
             f"the samples of the recipe: {asked[0]:,} to train on and {asked[1]:,} to score",

@@ -143,7 +143,7 @@ def add(
         data=DataRecord(
             title=test.card.title,
             seed=recipe.data.seed,
-            train=recipe.data.train - recipe.data.validation,
+            train=recipe.data.trained_on,
             test=recipe.data.test,
             checksum=checkpoint.provenance.get("data checksum"),
             test_checksum=values_checksum(test),

@@ -15,7 +15,7 @@ from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
 from oformer.experiments.published import ROWS, Row
-from oformer.experiments.recipes import RECIPES
+from oformer.experiments.recipes import RECIPES, recipe_named
 from oformer.fields import Card
 from oformer.files import read_json
 from oformer.metrics import Resolution
@@ -35,7 +35,7 @@ class DataRecord:
 
     title: str
     seed: int
-    train: int  # without the samples that were held out for validation
+    train: int  # those that training saw
     test: int
     checksum: str | None  # SHA-256 over the files that it was trained on; None where the run did not write it down
     test_checksum: str  # SHA-256 over the values of the test samples; other processors may round otherwise
@@ -159,10 +159,10 @@ def read_card(folder: Path) -> ModelCard:
 def training_command(recipe: Recipe) -> str:
     """The command that trains a recipe, with the settings in which it differs from the named one."""
     name = recipe.name
-    if name not in RECIPES:
+    if name.partition("+")[0] not in RECIPES:
         return f"oformer train RECIPE.py, of your own `{name}`"
     words = ["oformer train", name]
-    for where, before, after in differences(to_json(RECIPES[name]), to_json(recipe)):
+    for where, before, after in differences(to_json(recipe_named(name)), to_json(recipe)):
         group, _, setting = where.rpartition(".")
         if where in ("name", "paper") or (group == "training" and setting in WITHOUT_EFFECT):
             continue

@@ -40,3 +40,33 @@ def test_a_switch_of_a_command_takes_a_truth_and_leaves_names_alone():
     assert (command.verify, command.file) == (True, Path("x"))
     command, _ = parse(["zoo", "add", "outputs/a", "--card_only=true", "--half", "false"])
     assert (command.action.card_only, command.action.half) == (True, False)
+
+
+def test_dropping_horizon_and_region_can_be_set_for_every_recipe_and_switched_off(capsys):
+    from oformer.experiments.recipes import RECIPES
+    from oformer.training.losses import Region
+    from oformer.training.schedules import Drop, Horizon
+
+    settings = [
+        "--training.drop.keep", "0.4", "0.9", "--training.horizon.first", "2",
+        "--training.loss.region.box", "0", "1", "0", "2", "--training.loss.scale", "normalized",
+    ]  # fmt: skip
+    for name in ("burgers-demo", "burgers-2048", "ns2-full", "airfoil", "darcy-141-fno", "electro-aug-gnn"):
+        recipe = RECIPES[name]
+        before = recipe.training
+        changed = override(recipe, settings).training
+        drop, horizon, region = before.drop or Drop(), before.horizon or Horizon(first=9), before.loss.region
+        assert changed.drop == replace(drop, keep=(0.4, 0.9))
+        assert changed.horizon == replace(horizon, first=2)
+        assert changed.loss.region == replace(region or Region(box=(0, 0, 0, 0)), box=(0.0, 1.0, 0.0, 2.0))
+        off = override(recipe, ["--training.drop", "none", "--training.horizon=none", "--training.steps", "7"]).training
+        assert (off.drop, off.horizon, off.steps) == (None, None, 7)
+    with pytest.raises(SystemExit):
+        override(RECIPES["burgers-2048"], ["--training.horizon.ramp", "0.4"])
+    assert "--training.horizon.first" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        override(RECIPES["burgers-2048"], ["--training.loss.region.box", "0", "1", "0", "1"])
+    assert "the scale `normalized` for a loss with a region" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit):
+        override(RECIPES["burgers-2048"], ["--help"])
+    assert "Off in this recipe: --training.drop, --training.horizon," in " ".join(capsys.readouterr().out.split())

@@ -12,6 +12,7 @@ from oformer.data import PointDataset, Store, View, generate
 from oformer.errors import InputError
 from oformer.fields import Card, Field, Sample, Spec
 from oformer.meshes.grids import line_weights
+from oformer.problems import Darcy
 
 
 def quiet(done, total):
@@ -146,6 +147,16 @@ def test_kept_points_of_a_grid_weigh_what_their_cells_weigh(square):
         near = (distance <= distance.min() * 1.001) & (distance > 0) & bool(distance.min() > 0)
         expected = expected + weight * near / max(int(near.sum()), 1)
     torch.testing.assert_close(kept.weights, expected)
+
+
+def test_kept_points_of_a_grid_may_weigh_equally_as_in_the_paper():
+    samples, spec = Darcy(points=8).samples([0, 1], 0), Darcy(points=8).spec
+    views = View(keep=0.25), View(keep=0.25, keep_weights="scaled")
+    cells, equal = (PointDataset(samples, view, spec=spec)[1].input for view in views)
+    assert torch.equal(cells.values, equal.values)
+    assert equal.weights.tolist() == pytest.approx([1 / 16] * 16)
+    assert cells.weights.max() > 1.5 / 16
+    assert cells.weights.sum().item() == pytest.approx(1)
 
 
 def test_kept_points_of_a_mesh_keep_their_weights_in_proportion(scattered):

@@ -9,6 +9,7 @@ import torch
 
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
+from oformer.experiments.items import BASELINE_ROWS
 from oformer.experiments.published import ROWS
 from oformer.experiments.recipes import BASELINES, RECIPES, problem_named, recipe_named, stored_recipe
 from oformer.fields import Field
@@ -30,7 +31,7 @@ PARAMETERS = {
     "burgers-2048-fno": 549_569, "darcy-141-fno": 2_368_001, "ns2-part-fno": 414_517,
     "burgers-2048-mwt": 500_137, "darcy-141-mwt": 9_807_873, "ns2-part-mwt": 179_186_009,
     "burgers-2048-galerkin-transformer": 530_305, "darcy-141-galerkin-transformer": 2_220_829,
-    "electro-aug-gnn": 280_835, "magneto-aug-gnn": 280_835,
+    "electro-gnn": 280_835, "magneto-gnn": 280_835, "electro-aug-gnn": 280_835, "magneto-aug-gnn": 280_835,
 }  # fmt: skip
 UNPRINTED = {"darcy-141-mwt"}  # baselines of which the paper prints no error
 
@@ -59,6 +60,7 @@ def test_baselines_are_other_models_of_published_size_with_the_errors_printed_fo
         assert found is not None
         table, other, printed = found.groups()
         assert table == rows[0].table
+        assert BASELINE_ROWS[name] == (data, other)
         expected = [row.errors[other] * row.unit for row in rows]
         assert [float(number) for number in printed.split(" / ")] == pytest.approx(expected)
 

@@ -16,7 +16,7 @@ from oformer.nn.attention import (
     Normalize,
     diagonal_dominant_,
 )
-from oformer.nn.rotary import Rotary
+from oformer.nn.rotary import Appended, Rotary
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -317,6 +317,35 @@ def is_diagonal_dominant(matrix: Tensor) -> bool:
     width = matrix.shape[0]
     orthogonal = matrix * width - torch.eye(width)
     return torch.allclose(orthogonal @ orthogonal.T, torch.eye(width), rtol=0, atol=1e-10)
+
+
+@each_kind
+def test_appended_coordinates_add_their_product_to_every_score(kind):
+    layer = Attention(WIDTH, 1, kind, "none", Appended())
+    (x, coords, weights), (source, places, measures) = points(5), points(7)
+    q, k, v = layer.q(x), layer.k(source), layer.v(source)
+    scores = q @ k.mT + coords @ places.mT
+    if kind == "softmax":
+        shares = measures[:, None] * torch.exp(scores / math.sqrt(WIDTH + DIM))
+        expected = shares @ v / shares.sum(-1, keepdim=True)
+    else:
+        expected = (scores * measures[:, None]) @ v
+    assert torch.allclose(layer(x, coords, weights, source, places, measures), expected)
+
+
+def test_the_paper_s_other_starts():
+    def started(start):
+        matrix = torch.empty(64, 64)
+        diagonal_dominant_(matrix, start)
+        return matrix
+
+    one = torch.eye(64)
+    matrix = started("orthogonal")
+    assert torch.allclose(matrix @ matrix.T, one)
+    bound = math.sqrt(6 / (64 + 64))
+    for matrix in (started("xavier"), 64 * started("xavier-scaled") - one):
+        assert 0.95 * bound < matrix.abs().max() <= bound
+        assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
 
 
 def test_diagonal_dominant_is_orthogonal_plus_identity_by_the_width():

@@ -72,6 +72,8 @@ def test_relu_feedforward_has_biases_and_keeps_the_width():
 def test_cross_attention_block_equals_its_formula():
     block = shaken(CrossAttentionBlock(WIDTH, attention()))
     query, source = side(5), side(7)
+    bare = CrossAttentionBlock(WIDTH, block.attention, feedforward=False)
+    assert torch.equal(bare(*query, *source), query[0] + bare.attention(*query, *source))
     z = query[0] + block.attention(*query, *source)
     z = z + gated(block.feedforward, z)
     torch.testing.assert_close(block(*query, *source), z, rtol=1e-12, atol=1e-12)

@@ -253,3 +253,23 @@ def test_a_recipe_without_a_problem_cannot_be_made_again(tmp_path):
     recipe = dataclasses.replace(recipe, problem=None, training=dataclasses.replace(recipe.training, augment=False))
     with pytest.raises(InputError, match="made again"):
         open_test_samples(recipe, tmp_path)
+
+
+def test_a_limit_leaves_dataset_and_test_samples_and_takes_the_first_training_samples(tiny_data):
+    data, recipe = tiny_data, tiny_recipe()
+    limited = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, limit=5))
+    assert dataset_folder(limited.problem, 16, 0, Path()) == dataset_folder(recipe.problem, 16, 0, Path())
+    (train, test), (every, same) = train_and_scored(data, limited), train_and_scored(data, recipe)
+    assert (len(train), len(every), limited.data.trained_on) == (5, 12, 5)
+    assert all(torch.equal(train[i].target, every[i].target) for i in range(5))
+    assert [torch.equal(a.target, b.target) for a, b in zip(test, same, strict=True)] == [True] * 4
+    both = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, limit=5, validation=3))
+    train, held_out = train_and_scored(data, both)
+    assert (len(train), len(held_out)) == (5, 3)
+    assert torch.equal(held_out[0].target, every[9].target)
+    assert "5 of 12 (3 held out) + 4 samples" in both.describe()
+    with pytest.raises(InputError, match=r"`data.limit` from 1 to 9.*got 10.*Leave it out"):
+        dataclasses.replace(both.data, limit=10)
+    large = dataclasses.replace(recipe, data=Data(train=100, test=4, limit=50, view=recipe.data.view))
+    with pytest.raises(InputError, match=r"at least the 50 training samples .* got 12\. Set --data.limit"):
+        train_and_scored(data, large)

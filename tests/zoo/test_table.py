@@ -12,6 +12,7 @@ from oformer import zoo
 from oformer.checkpoint import zoo_names
 from oformer.errors import InputError
 from oformer.experiments.published import ROWS
+from oformer.zoo import table
 from oformer.zoo.card import read_card
 from oformer.zoo.table import HEADLINES, NOT_YET, OTHER_SETTINGS, between_marks, full_table, short_table, write_results
 from tests.zoo.cards import card_of
@@ -83,3 +84,21 @@ def test_the_tables_are_those_of_the_cards(monkeypatch):
     cards = zoo.all_cards(ROOT / "runs")
     assert full_table(cards) in (ROOT / "docs" / "results.md").read_text(), "run `oformer zoo table`"
     assert short_table(cards) in (ROOT / "README.md").read_text(), "run `oformer zoo table`"
+
+
+def test_the_page_of_the_paper_has_the_numbers_of_its_tables_and_of_our_cards():
+    cards = {path.parent.name: read_card(path.parent) for path in ROOT.glob("*/*/card.json")}
+    found, header = {}, []
+    for line in (ROOT / "docs/paper.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| row"):
+            header = cells
+        elif line.startswith("| `"):
+            shown = dict(zip(header, cells, strict=True))
+            found[shown.pop("row").strip("`"), shown.pop("quantity", "").partition(",")[0]] = shown
+    assert len(found) == len(ROWS)
+    for row in ROWS:
+        quantity = row.quantity.removeprefix("squared error of ").replace("relative L2", "")
+        ours = table._error(row, cards[row.recipe]) if row.recipe in cards else NOT_YET
+        expected = {model: row.number(error) for model, error in row.errors.items()}
+        assert found[row.recipe, quantity] == {**expected, "ours": ours}, row
