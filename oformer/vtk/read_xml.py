@@ -117,7 +117,7 @@ def _from_base64(text: bytes) -> bytes:
 
 def _decompressor(name: str) -> Callable[[bytes, int], bytes]:
     if name == "vtkLZ4DataCompressor":
-        optional_module("lz4", "VTK files that are packed with LZ4", "pip install lz4")
+        optional_module("lz4", "VTK files that are packed with LZ4", "pip install 'oformer[io]'")
         return importlib.import_module("lz4.block").decompress
     unpack = lzma.decompress if name == "vtkLZMADataCompressor" else zlib.decompress
     return lambda content, _: unpack(content)
