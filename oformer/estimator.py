@@ -269,7 +269,9 @@ class OperatorRegressor:
         """
         self._check_fitted()
         if self.spec_.dim == 3:
-            raise InputError("a sample on a line or in the plane to draw", "three dimensions", "Use `predict`")
+            raise InputError(
+                "a sample on a line or in the plane to draw", "three dimensions", "Write the answer with Field.to_vtu"
+            )
         for name, count, index in (("channel", self.spec_.out_channels, channel), ("time", self.spec_.out_times, time)):
             if not -count <= index < count:
                 raise InputError(f"a `{name}` below {count}", str(index))

@@ -7,15 +7,20 @@ Solvers make it, datasets store it, models map it, plots draw it. A `Field` carr
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from oformer.errors import InputError
+from oformer.errors import InputError, optional_module
 from oformer.nn.shared_grids import once_per_grid
+from oformer.terminal import Described
+
+if TYPE_CHECKING:
+    import xarray
 
 MOST_AXES = 3  # of space
 TURNED = "coords.swapaxes(-1, -2)"  # for arrays and tensors, with and without a batch axis
@@ -24,8 +29,8 @@ TURNED = "coords.swapaxes(-1, -2)"  # for arrays and tensors, with and without a
 Kind = TypeVar("Kind", bound="Sample")
 
 
-@dataclass(frozen=True)
-class Field:
+@dataclass(frozen=True, repr=False)
+class Field(Described):
     """A function known at points (physical units)."""
 
     coords: Float[Tensor, "*batch points dim"]
@@ -128,6 +133,50 @@ class Field:
     def to(self, *args, **kwargs) -> "Field":
         """The field on another device or in another floating type; a grid that a batch shares stays shared."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def numpy(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Coordinates, values and weights as arrays of numpy: of the same shapes, on the CPU, without gradients."""
+        coords, values, weights = (tensor.detach().cpu().numpy() for tensor in self.tensors)
+        return coords, values, weights
+
+    def to_xarray(self, names: Sequence[str] | None = None) -> "xarray.Dataset":
+        """A Dataset with a variable (time, point) for each channel; of a batch (sample, time, point).
+
+        Args:
+            names: of the channels; by default `value`, or `value_0`, `value_1`...
+        """
+        from oformer.field_files import channel_names
+
+        library = optional_module("xarray", "Field.to_xarray", "pip install 'oformer[io]'")
+        coords, values, weights = self.numpy()
+        batch = ("sample",) * (coords.ndim - 2)
+        axes = {axis: ((*batch, "point"), coords[..., k]) for k, axis in enumerate("xyz"[: coords.shape[-1]])}
+        channels = channel_names(names, values.shape[-1])
+        data = {name: ((*batch, "time", "point"), values[..., k]) for k, name in enumerate(channels)}
+        return library.Dataset(data, {**axes, "weights": ((*batch, "point"), weights)})
+
+    def to_vtu(self, path: Path | str, cells: Any = None, names: Sequence[str] | None = None) -> list[Path]:
+        """Write a `.vtu` for ParaView; of several frames a `.pvd`, which is the file to open, and a `.vtu` for each.
+
+        Args:
+            path: ends in `.vtu` or `.pvd`.
+            cells: indices of points: (cells, 2) of lines, (cells, 3) of triangles, (cells, 4) of quadrilaterals in the
+                plane and of tetrahedra in space, (cells, 8) of hexahedra; a list of such arrays where kinds are mixed.
+                Without cells, ParaView shows points.
+            names: of the channels; `v_x` and `v_y` become a vector `v`.
+
+        Returns:
+            The files that were written, the one to open first.
+        """
+        from oformer.field_files import check_ending, save_field
+
+        check_ending(Path(path), (".vtu", ".pvd"))
+        return save_field(Path(path), self, cells, names)
+
+    def _facts(self) -> dict[str, Any]:
+        *batch, times, points, channels = self.values.shape
+        facts = dict(zip(["samples"], batch, strict=False)) | {"points": points, "dim": self.coords.shape[-1]}
+        return facts | {"times": times, "channels": channels, "device": str(self.values.device)}
 
 
 @dataclass(frozen=True)
@@ -233,6 +282,16 @@ class Card:
     queries: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     picture: Picture = Picture()
+
+
+def described(card: Card, spec: Spec) -> dict[str, str]:
+    """What people ask first of a dataset or an operator, by name."""
+    return {
+        "title": card.title,
+        "inputs": f"{spec.in_times} x {', '.join(card.inputs) or f'{spec.in_channels} channel(s)'}",
+        "targets": f"{spec.out_times} x {', '.join(card.targets) or f'{spec.out_channels} channel(s)'}",
+        "points": " x ".join(map(str, spec.grid)) if spec.grid else f"scattered in {spec.dim}-D",
+    }
 
 
 def as_tensor(name: str, numbers: Tensor | np.ndarray) -> Tensor:

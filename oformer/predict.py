@@ -3,6 +3,7 @@
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,13 @@ from oformer.checks import check_field, check_finite, count_not_finite
 from oformer.engine.pinned_copy import PinnedCopy
 from oformer.engine.runners import Chunked, Compiled, Plain
 from oformer.errors import InputError, OutOfMemory, OutsideTraining
-from oformer.fields import Field, Spec, as_tensor, how_to_turn
+from oformer.fields import Card, Field, Spec, as_tensor, described, how_to_turn
 from oformer.files import free_memory, load_npz
 from oformer.gpu import compute_device
 from oformer.meshes.grids import periodic_grid
 from oformer.models.base import Precision, products_in
 from oformer.models.operator import rollout
+from oformer.terminal import Described
 
 # Points, times samples, that are computed at once even where memory has room for more: more would gain little time.
 TOGETHER_ON_CPU, TOGETHER_ON_GPU = 65_536, 1_048_576
@@ -29,7 +31,7 @@ FREE_OF_CPU, FREE_OF_GPU = 0.5, 0.8  # parts of the free memory that are taken w
 UNKNOWN_GB = 4.0  # of free memory, where the system does not tell
 
 
-class Predictor:
+class Predictor(Described):
     """A trained operator ready for use.
 
     The input is encoded once, and queries are answered in chunks. What does not fit in memory goes through the model
@@ -74,6 +76,11 @@ class Predictor:
     def spec(self) -> Spec:
         """The shape of the problem it was trained for."""
         return self.operator.spec
+
+    def _facts(self) -> dict[str, Any]:
+        trained_for = described(self.checkpoint.data or Card(""), self.spec)
+        name, model = self.checkpoint.name, self.operator.model.name
+        return {"name": name, "model": model, **trained_for, "device": str(self.device)}
 
     def __call__(
         self,

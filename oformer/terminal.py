@@ -4,9 +4,11 @@ Names of channels, files and recipes come from other people's files. Here they a
 no characters that would move the cursor, change colors or reverse the line.
 """
 
+import html
 import sys
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 
 def printable(text: str, kept: str = "\n\t") -> str:
@@ -32,6 +34,25 @@ def say(text: str) -> None:
 def show(text: str) -> None:
     """An answer that was asked for, at once."""
     print(printable(text), flush=True)
+
+
+class Described:
+    """An object whose `repr` is one line of facts, which a notebook shows as a table."""
+
+    def _facts(self) -> dict[str, Any]:
+        """What tells this object from others, by name, the most important first."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}={value!r}" for name, value in self._facts().items())
+        return f"{type(self).__name__}({facts})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(printable(str(value)))}</td></tr>"
+            for name, value in self._facts().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{''.join(rows)}</table>"
 
 
 class ProgressBar:

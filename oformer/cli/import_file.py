@@ -15,8 +15,8 @@ class Import:
     """Bring files of others into a dataset that `train --data` takes.
 
     MATLAB, .npy, .pt, PDEBench and The Well; pickles of electro- and magnetostatics; MeshGraphNets' tfrecord and
-    folders of .npz; VTK, VTU, XDMF and gmsh files, one or a folder of them, with --inputs and --targets; arrays of your
-    own in .npz, .mat and HDF5, with --coords as well (docs/data-formats.md).
+    folders of .npz; VTK, VTU, XDMF, gmsh and SU2 files and tables of points, one or a folder of them, with --inputs and
+    --targets; arrays of your own in .npz, .mat, .pt, NetCDF and HDF5, with --coords as well (docs/data-formats.md).
 
     What is understood of the file is printed first; `oformer inspect FILE` prints that alone.
     """

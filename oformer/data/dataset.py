@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,15 +16,20 @@ from torch import Tensor
 from oformer import files
 from oformer.checks import check_field, check_sample
 from oformer.data.arrays import Arrays, samples_of
+from oformer.data.exchange import as_xarray, write_hdf5
 from oformer.data.manifest import Splits
 from oformer.data.part_file import Storage
 from oformer.data.store import Store
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Field, Sample, Spec
+from oformer.fields import Card, Field, Sample, Spec, described
 from oformer.meshes.grids import thinning
 from oformer.meshes.subsets import SubsetWeights, keep_points, usual_weights
 from oformer.seeds import torch_generator
 from oformer.statistics import Statistics, measure
+from oformer.terminal import Described
+
+if TYPE_CHECKING:
+    import xarray
 
 
 @runtime_checkable
@@ -78,7 +83,7 @@ class View:
         )
 
 
-class PointDataset:
+class PointDataset(Described):
     """A sequence of samples in float32 with their spec, seen through a view."""
 
     def __init__(
@@ -204,8 +209,9 @@ class PointDataset:
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
-    def __repr__(self) -> str:
-        return f"PointDataset({self.card.title!r}, {len(self)} samples, {self.view})"
+    def _facts(self) -> dict[str, Any]:
+        changed = {name: value for name, value in vars(self.view).items() if value != getattr(View(), name)}
+        return {"samples": len(self), **described(self.card, self.spec), **changed}
 
     @property
     def source_spec(self) -> Spec:
@@ -311,6 +317,21 @@ class PointDataset:
                 writer.write(part, [self[i] for i in writer.indices(part)])
             writer.finalize()
         return Store.open(folder)
+
+    def to_hdf5(self, path: Path | str) -> None:
+        """Write the dataset, as seen, as an HDF5 file with a group for each sample, which `oformer train --data` takes.
+
+        A group has `coords`, `inputs`, `weights`, `query_coords`, `query_weights`, `targets`, and `query_features` if
+        there are some; parameters are its attributes.
+        """
+        write_hdf5(self, Path(path))
+
+    def to_xarray(self) -> "xarray.Dataset":
+        """All samples, as seen, in one Dataset: `input`, `target`, their points and weights, and the parameters.
+
+        Samples of fewer points are padded; a point of padding has weight zero.
+        """
+        return as_xarray(self)
 
     def _seen(self, role: str, field: Field, rows: Tensor | None, number: int) -> Field:
         """A field in float32, thinned to some of its rows."""

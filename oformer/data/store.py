@@ -40,14 +40,15 @@ from oformer.data.part_file import (
     unpack,
 )
 from oformer.errors import InputError
-from oformer.fields import Card, Sample, Spec
+from oformer.fields import Card, Sample, Spec, described
 from oformer.statistics import Statistics, measure
+from oformer.terminal import Described
 
 SHARED = "shared.safetensors"
 ABANDONED = 600.0  # a file untouched for so many seconds is not being written by another process
 
 
-class Store:
+class Store(Described):
     """A finished dataset on disk: a sequence of samples, mapped lazily.
 
     Safe to share between threads and to pickle into other processes. Arrays that all samples share are one
@@ -191,8 +192,13 @@ class Store:
         # Maps belong to a process; another one makes its own.
         return {**self.__dict__, "_parts": {}, "_shared": None, "_checked": set()}
 
-    def __repr__(self) -> str:
-        return f"Store({str(self.folder)!r}, {len(self)} samples)"
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "samples": len(self),
+            **described(self.card, self.spec),
+            "splits": self.splits,
+        }
 
     def _part(self, number: int) -> dict[str, np.ndarray]:
         part = self._parts.get(number)

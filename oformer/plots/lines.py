@@ -56,6 +56,8 @@ def check_dimension(panels: Sequence[Panel], dim: int, advice: str) -> None:
         raise InputError("at least one sample to draw", "none")
     for panel in panels:
         found = panel.sample.query.coords.shape[-1]
+        if found == 3:
+            advice = "Write it for ParaView: answer.to_vtu('answer.vtu', cells)"
         if found != dim:
             raise InputError(f"samples of a {dim}-D problem to draw", f"{found} dimension(s)", advice)
 

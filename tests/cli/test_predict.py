@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from oformer.cli import main
+from oformer.field_files import save_field
+from oformer.fields import Field
+from oformer.vtk.read_xml import read_xml
 from tests.cli.command import ENVIRONMENT, cli
 
 
@@ -64,6 +67,45 @@ def test_predict_warns_in_one_sentence_of_what_training_has_not_shown(tmp_path, 
         before = "oformer: Outside of what it was trained on, and so perhaps wrong: "
         assert said == ([] if words is None else [before + words])
         assert wrote.startswith("Wrote 1 frame(s)")
+
+
+def test_a_mesh_goes_in_by_the_names_of_its_fields_and_comes_out_with_its_cells(trained, tmp_path, monkeypatch, capsys):
+    """On a line with two fields; the answer is that of the same values from a .npz."""
+    monkeypatch.chdir(trained)
+    x = np.arange(40, dtype=np.float32)[:, None] / 40
+    u, cells = np.sin(2 * np.pi * x), np.stack([np.arange(39), np.arange(1, 40)], -1)
+    np.savez(tmp_path / "in.npz", coords=x, values=u)
+    known = Field.of(x, np.concatenate([u, np.cos(u)], -1))
+    known.to_vtu(tmp_path / "in.vtu", cells, ["u at time 0", "other"])
+    known.to_vtu(tmp_path / "named.vtu", cells, ["velocity", "other"])
+    save_field(tmp_path / "in.csv", known, names=["u at time 0", "other"])
+    command = ["predict", "outputs/burgers-demo", "--device", "cpu", "--out"]
+
+    def answer(out, *more):
+        assert main([*command, str(tmp_path / out), *map(str, more)]) == 0
+        return tmp_path / out
+
+    wanted = np.load(answer("out.npz", tmp_path / "in.npz"))["values"][0, :, 0]
+    for number, question in enumerate(([tmp_path / "in.vtu"], [tmp_path / "named.vtu", "--inputs", "velocity"])):
+        (mesh,) = read_xml(str(answer(f"{number}.vtu", *question)))
+        np.testing.assert_allclose(mesh.at_points["u at time 1"], wanted, rtol=1e-5, atol=1e-6)
+        assert [block.corners.tolist() for block in mesh.blocks] == [cells.tolist()]
+    table = np.genfromtxt(answer("out.csv", tmp_path / "in.csv"), delimiter=",", skip_header=1)
+    np.testing.assert_allclose(table, np.stack([x[:, 0], wanted], -1), rtol=1e-4, atol=1e-6)
+    (mesh,) = read_xml(str(answer("grid.vtu", tmp_path / "in.npz", "--resolution", 7)))
+    assert mesh.blocks[0].corners.tolist() == [[k, k + 1] for k in range(6)]
+    there = answer("there.npz", tmp_path / "in.npz", "--queries", tmp_path / "in.vtu")
+    np.testing.assert_allclose(np.load(there)["values"][0, :, 0], wanted, rtol=1e-5, atol=1e-6)
+    capsys.readouterr()
+    for arguments, words in (
+        (["out.bmp", tmp_path / "in.npz"], "ends in .npz, .csv, .nc, .vtu, .pvd, .vtk, got `out.bmp`"),
+        (["in.vtu", tmp_path / "in.vtu"], "another file for --out than those that are read"),
+        (["out.vtu", tmp_path / "named.vtu"], "`u at time 0` among `velocity`, `other`, `x`. Say which fields"),
+        (["out.vtu", tmp_path / "in.npz", "--inputs", "u"], "--inputs only for a mesh file or a .csv"),
+    ):
+        assert main([*command, str(tmp_path / arguments[0]), *map(str, arguments[1:])]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out.bmp").exists()
 
 
 def _bad_input(folder: Path, name: str) -> list[str]:

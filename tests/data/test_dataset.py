@@ -1,6 +1,7 @@
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from oformer import config
 from oformer.data import PointDataset, Store, View, generate
+from oformer.data.importers import load_file
 from oformer.errors import InputError
 from oformer.fields import Card, Field, Sample, Spec
 from oformer.meshes.grids import line_weights
@@ -534,3 +536,42 @@ def test_mistakes_in_arrays(name):
     change, message = MISTAKES[name]
     with pytest.raises(InputError, match=message):
         PointDataset.from_arrays(**({"coords": PLANE, "inputs": ONE, "targets": ONE} | change))
+
+
+# --- to other programs ---
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_hdf5_is_read_back_and_holds_shared_points_once(tmp_path, shared):
+    random = np.random.default_rng(0)
+    sizes = [9, 9, 9] if shared else [9, 11, 10]
+    coords = random.random((9, 2)) if shared else [random.random((n, 2)) for n in sizes]
+    weights = random.random(9) if shared else [random.random(n) for n in sizes]
+    dataset = PointDataset.from_arrays(
+        coords, [random.random(n) for n in sizes], [random.random((2, n, 3)) for n in sizes], weights=weights,
+        query_values=[random.random(n) for n in sizes], parameters={"nu": [1.0, 2.0, 3.0]},
+    )  # fmt: skip
+    dataset.to_hdf5(tmp_path / "a.h5")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
+    for ours, theirs in zip(dataset, load_file(tmp_path / "a.h5"), strict=True):
+        for a, b in zip(ours.tensors[:7], theirs.tensors, strict=True):
+            torch.testing.assert_close(a, b)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert (file["00000000/coords"] == file["00000001/coords"]) == shared  # the same place in the file
+        assert file["00000002"].attrs["nu"] == 3
+
+
+def test_xarray_pads_with_points_of_weight_zero():
+    pytest.importorskip("xarray")
+    random = np.random.default_rng(0)
+    values = [random.random((1, n, 2)) for n in (4, 6)]
+    card = Card("pairs", inputs=("a", "b"), targets=("u",))
+    coords, targets = [random.random((n, 1)) for n in (4, 6)], [v[..., :1] * 2 for v in values]
+    dataset = PointDataset.from_arrays(coords, values, targets, parameters={"nu": 0.5}, card=card)
+    data = dataset.to_xarray()
+    assert data["input"].dims == ("sample", "input_time", "input_point", "input_channel")
+    np.testing.assert_allclose(data["input"].sel(input_channel="b")[0, 0, :4], values[0][0, :, 1], rtol=1e-6)
+    assert data["input_weights"][0].values.tolist() == [0.25] * 4 + [0, 0]
+    found = (data["target"] * data["query_weights"]).sum("query_point").values.ravel()
+    np.testing.assert_allclose(found, [2 * v[0, :, 0].mean() for v in values], rtol=1e-6)
+    assert data["nu"].values.tolist() == [0.5, 0.5]

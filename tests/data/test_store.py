@@ -461,7 +461,7 @@ def test_manifest_is_what_the_card_says(tmp_path, waves):
     assert '"points": 16' in text
     assert "Seed 5" in text
     assert store.card == Card("A test")
-    assert "6 samples" in repr(store)
+    assert "samples=6" in repr(store)
 
 
 def test_codes_beyond_the_categories_are_refused_when_written_and_when_read(tmp_path, waves):

@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import csv
 import importlib
 import io
 import itertools
@@ -24,13 +25,10 @@ from typing import Any
 import numpy as np
 
 from oformer.errors import InputError
+from oformer.vtk.mesh import Block, Mesh
 
 IDLE = 60.0  # seconds without a request and without an open file, after which the process ends
 NUMBERS = "fiub"  # numpy's kinds of real numbers
-_ANOTHER_FORM = (
-    "If ParaView shows the file, save it there as .vtu with the data mode Ascii or Binary, not Appended; if it does "
-    "not, the file is damaged: copy it again"
-)
 # Bytes of a number by MATLAB's class.
 MATLAB_SIZES = {
     "double": 8, "single": 4, "logical": 1,
@@ -137,50 +135,75 @@ def hdf5_read(handle: int, place: str, part: Any) -> np.ndarray:
     return numbers(data.file.filename, place, data[part])
 
 
-def mesh(path: str) -> tuple[np.ndarray, list[tuple[str, Any]], list[tuple[dict, dict]], str]:
-    """The points of a mesh file, its blocks of cells, the fields of each frame, and what meshio printed."""
-    import meshio
+def vtk_mesh(path: str) -> list[Mesh]:
+    """The mesh of each frame of one of VTK's files."""
+    from oformer.vtk.read_legacy import read_legacy
+    from oformer.vtk.read_xml import read_xml
 
-    heard, suffix = io.StringIO(), Path(path).suffix.lower()
+    return [read_legacy(path)] if path.lower().endswith(".vtk") else read_xml(path)
+
+
+def other_mesh(path: str) -> tuple[list[Mesh], str]:
+    """The mesh of each frame of an XDMF, gmsh or SU2 file, and what meshio or its successor meshlane printed."""
+    meshio, heard, suffix = _meshio(), io.StringIO(), Path(path).suffix.lower()
     # Its readers are called one by one: meshio's own entrance leaves the program at a file it cannot read.
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-        try:
-            if suffix in (".xdmf", ".xmf"):
-                points, blocks, frames = _xdmf(path)
-            else:
-                found = {".vtu": meshio.vtu, ".vtk": meshio.vtk, ".msh": meshio.gmsh}[suffix].read(path)
-                points, blocks, frames = found.points, found.cells, [(found.point_data, found.cell_data)]
-        except (MemoryError, InputError):
-            raise
-        except Exception as error:
-            raise InputError(f"a mesh with fields in {path}", _unsupported(path, error), _ANOTHER_FORM) from error
-    corners = [(block.type, block.data if isinstance(block.data, np.ndarray) else None) for block in blocks]
-    plain = [
-        (
-            {name: numbers(path, name, values) for name, values in at_points.items()},
-            {name: [numbers(path, name, part) for part in parts] for name, parts in at_cells.items()},
-        )
-        for at_points, at_cells in frames
+        if suffix in (".xdmf", ".xmf"):
+            points, cells, frames = _xdmf(path)
+        else:
+            found = {".msh": meshio.gmsh, ".su2": meshio.su2}[suffix].read(path)
+            points, cells, frames = found.points, found.cells, [(found.point_data, found.cell_data)]
+    numbered = {name: number for number, name in meshio._vtk_common.vtk_to_meshio_type.items()}
+    counts = np.cumsum([0, *(len(block.data) for block in cells)])
+    blocks = [
+        Block(numbered[block.type], np.asarray(block.data), first + np.arange(len(block.data)))
+        for block, first in zip(cells, counts, strict=False)
+        if block.type != "vertex"
     ]
-    return numbers(path, "the points", points), corners, plain, heard.getvalue()
+    points = numbers(path, "the points", points)
+    meshes = [
+        Mesh(points, blocks, {name: numbers(path, name, values) for name, values in at_points.items()},
+             {name: numbers(path, name, np.concatenate(parts)) for name, parts in at_cells.items()})
+        for at_points, at_cells in frames
+    ]  # fmt: skip
+    return meshes, heard.getvalue()
 
 
-def _unsupported(path: str, error: Exception) -> str:
-    """Why meshio did not read a mesh, as far as the file or the error tells it."""
-    if path.lower().endswith(".vtu") and b'encoding="raw"' in Path(path).read_bytes():
-        return "raw appended data, which meshio reads from some programs only"
-    reason = " ".join(str(error).split())[:160]
-    if "Unknown section" in reason:
-        return f"a part of the format that meshio does not know ({reason})"
-    return f"something that cannot be read by meshio ({type(error).__name__}: {reason})"
+def _meshio() -> Any:
+    """meshlane, the fork that is looked after, or meshio."""
+    try:
+        return importlib.import_module("meshlane")
+    except ImportError:
+        return importlib.import_module("meshio")
+
+
+def table(path: str) -> tuple[list[str], np.ndarray]:
+    """The names and the numbers (rows, columns) of a text file with a column for each quantity."""
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        head = ""
+        for skipped, line in enumerate(file):  # noqa: B007 - counts the lines before the numbers
+            if re.match(r"\s*[-+.\d]", line):
+                break
+            head = line.strip() or head
+        else:
+            raise InputError(f"rows of numbers in {path}", "none")
+    split = next((mark for mark in (",", ";", "\t") if mark in line), None)
+    values = np.loadtxt(path, delimiter=split, skiprows=skipped, comments="%", ndmin=2, encoding="utf-8-sig")
+    names = [name.strip(" \"'") for name in next(csv.reader([head.lstrip("%# ")], delimiter=split or " "), [])]
+    names = [name for name in names if name or split]
+    if len(names) != values.shape[1] or len(set(names)) != len(names):
+        raise InputError(
+            f"a line with {values.shape[1]} different names above the numbers of {path}, one for each column",
+            ", ".join(f"`{name}`" for name in names) or "none",
+        )
+    return names, values
 
 
 def _xdmf(path: str) -> tuple[Any, Any, list[tuple[Any, Any]]]:
     """Points, cells and the fields of each frame of an XDMF file."""
     import xml.etree.ElementTree
 
-    import meshio
-
+    meshio = _meshio()
     tree = xml.etree.ElementTree.parse(path)
     # Every element, whatever its tag: meshio reads any child of a geometry, a topology or an attribute.
     for item in tree.iter():
@@ -218,8 +241,23 @@ def _check_reference(path: Path, reference: str) -> None:
         _check_size(str(beside), inside, place.shape, place.dtype.itemsize)
 
 
-def tensors_open(path: str) -> tuple[int, dict[str, tuple[tuple[int, ...], bool]], dict[str, float]]:
-    """A handle for a dictionary of tensors; the shape of each, and whether it is of yes and no; single numbers."""
+def netcdf(path: str) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Each array of numbers in a NetCDF file with the names of its axes; packed numbers are unpacked."""
+    import xarray
+
+    with xarray.open_dataset(path, decode_times=False) as data:
+        found = {str(name): array for name, array in data.variables.items() if array.dtype.kind in NUMBERS}
+        _check_size(path, ", ".join(found), (sum(array.size for array in found.values()),), 8)
+        return {name: (tuple(map(str, array.dims)), numbers(path, name, array.values)) for name, array in found.items()}
+
+
+def tensors_open(path: str) -> tuple[int, dict[str, tuple[tuple[int, ...], bool]], dict[str, float], int | None]:
+    """A handle for a dictionary of tensors, or for a list of such dictionaries.
+
+    Returns:
+        The handle; the shape of each tensor, and whether it is of yes and no; single numbers. Of a list, those of its
+        first dictionary, and how many there are; None where there is no list.
+    """
     import torch
 
     with open(path, "rb") as file:
@@ -235,32 +273,45 @@ def tensors_open(path: str) -> tuple[int, dict[str, tuple[tuple[int, ...], bool]
         raise InputError(
             f"a .pt file of nothing but tensors at {path}", got, "Save it anew as torch.save({'x': x, 'y': y}, file)"
         ) from error
-    if not isinstance(content, dict):
-        raise InputError(f"a dictionary of tensors in {path}", f"a {type(content).__name__}")
-    kept, shapes, single = {}, {}, {}
+    samples: list[Any] = content if isinstance(content, list) and content else [content]
+    for sample in samples:
+        if not isinstance(sample, dict):
+            kind = f"a {type(content).__name__}" + f" with a {type(sample).__name__}" * (sample is not content)
+            raise InputError(f"a dictionary of tensors, or a list of them, in {path}", kind)
+    listed, handle = isinstance(content, list), next(_handles)
+    found = [_tensors(path, sample) for sample in samples]
+    _open[handle] = found
+    single = {} if listed else {name: float(tensor) for name, tensor in found[0].items() if tensor.numel() == 1}
+    arrays = {name: tensor for name, tensor in found[0].items() if name not in single and (listed or tensor.ndim)}
+    shapes = {name: (tuple(torch.atleast_1d(t).shape), t.dtype == torch.bool) for name, t in arrays.items()}
+    return handle, shapes, single, len(samples) if listed else None
+
+
+def _tensors(path: str, content: dict[Any, Any]) -> dict[str, Any]:
+    """The tensors and, as such, the numbers of a dictionary."""
+    import torch
+
+    kept = {}
     for key, value in content.items():
         name = str(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            single[name] = float(value)
+            kept[name] = torch.tensor(float(value), dtype=torch.float64)
         if not isinstance(value, torch.Tensor):
             continue
         if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
             raise InputError(f"dense real numbers in `{name}` of {path}", f"{value.dtype}, {value.layout}")
-        if value.numel() == 1:
-            single[name] = float(value)
-        elif value.ndim:
-            kept[name] = value.detach()
-            shapes[name] = tuple(value.shape), value.dtype == torch.bool
-    handle = next(_handles)
-    _open[handle] = kept
-    return handle, shapes, single
+        kept[name] = value.detach()
+    return kept
 
 
-def tensors_read(handle: int, name: str, first: int, end: int) -> np.ndarray:
-    """Rows of a tensor."""
+def tensors_read(handle: int, name: str, sample: int, first: int, end: int | None) -> np.ndarray:
+    """Rows of a tensor in one of the dictionaries."""
     import torch
 
-    rows = _opened(handle)[name][first:end]
+    tensors = _opened(handle)[sample]
+    if name not in tensors:
+        raise InputError(f"a tensor `{name}` in each dictionary of the list", f"none in number {sample}")
+    rows = torch.atleast_1d(tensors[name])[first:end]
     _check_size("the file", name, tuple(rows.shape), 8)
     # numpy has no bfloat16, and needs none: values are stored in float32.
     return (rows if rows.dtype in (torch.bool, torch.float64) else rows.float()).contiguous().numpy()
@@ -372,9 +423,9 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], str]] = {
     for library, operations in {
         "scipy.io": (matlab_index, matlab_arrays),
         "h5py": (hdf5_open, hdf5_look, hdf5_attribute, hdf5_read),
-        "meshio": (mesh,),
         "torch": (tensors_open, tensors_read),
-        "numpy": (close, pickled_arrays),
+        "xarray": (netcdf,),
+        "numpy": (close, pickled_arrays, vtk_mesh, other_mesh, table),
     }.items()
     for operation in operations
 }

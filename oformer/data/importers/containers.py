@@ -1,7 +1,8 @@
 """MATLAB, numpy and torch files as named arrays; nothing in them is ever run."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,13 +106,27 @@ def open_numpy(path: Path, choices: Choices) -> Iterator[Opened]:
 @contextmanager
 def open_torch(path: Path, choices: Choices) -> Iterator[Opened]:
     """A dictionary of tensors as torch saves it; anything else in it is refused unread."""
-    with kept_open(path, "tensors_open", mapped=path.stat().st_size) as (handle, found, numbers):
+    with torch_arrays(path) as (file, dictionaries, _):
+        if dictionaries is not None:
+            raise InputError(f"one dictionary of tensors in {path} for `{choices.kind}`", "a list", "Leave `kind`")
+        yield by_names(file, choices)
+
+
+@contextmanager
+def torch_arrays(path: Path) -> Iterator[tuple[Named, int | None, Callable[..., np.ndarray]]]:
+    """The tensors of a torch file.
+
+    Yields:
+        Those of its dictionary, or of the first one in a list; how many are in the list, None where there is none; a
+        function that reads rows by name, number of the dictionary, first row and end.
+    """
+    with kept_open(path, "tensors_open", mapped=path.stat().st_size) as (handle, found, numbers, dictionaries):
+
+        def read(name: str, *place: int | None) -> np.ndarray:
+            return ask(path, "tensors_read", handle, name, *place, what=f"`{name}`")
+
         arrays = {
-            name: Rows(
-                shape,
-                lambda i, j, name=name: ask(path, "tensors_read", handle, name, i, j, what=f"`{name}`"),
-                np.dtype(bool) if logical else np.dtype(np.float32),
-            )
+            name: Rows(shape, functools.partial(read, name, 0), np.dtype(bool if logical else np.float32))
             for name, (shape, logical) in found.items()
         }
-        yield by_names(Named(path, "torch tensors", arrays, numbers), choices)
+        yield Named(path, "torch tensors", arrays, numbers), dictionaries, read

@@ -48,7 +48,8 @@ class Format:
 
 # The first row that claims a file opens it: formats of one suffix or container stand from the special to the general.
 FORMATS = (
-    Format("mesh file", ("mesh",), MESH_SUFFIXES, open_meshes, ("stride", "inputs", "targets"), folders=True),
+    Format("mesh file", ("mesh",), MESH_SUFFIXES, open_meshes,
+           ("stride", "inputs", "targets", "coords"), folders=True),
     Format("folder of .npz trajectories", ("airfoil",), (), open_trajectories,
            ("stride", "stored"), recognizes=are_trajectories),
     Format("file of named arrays", ("arrays",), ARRAY_SUFFIXES, open_arrays,

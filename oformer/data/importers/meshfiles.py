@@ -1,16 +1,17 @@
-"""VTK, VTU, XDMF and gmsh files, through meshio: a file is a sample, and the caller says which fields are what.
+"""Mesh files and tables of points: a file is a sample, and the caller says which fields are what.
 
-Fields at points are taken as they are. A field at cells is brought to the points: each point gets the mean of its
-cells, weighted by their length, area or volume: a constant stays itself, and small cells do not outvote large ones.
+VTK's files and tables are read here, XDMF, gmsh and SU2 files through meshio. Fields at points are taken as they are. A
+field at cells is brought to the points: each point gets the mean of its cells, weighted by their length, area or
+volume: a constant stays itself, and small cells do not outvote large ones.
 """
 
 import contextlib
 import importlib.util
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,16 +31,15 @@ from oformer.data.importers.common import (
 )
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Field, Sample, Spec
+from oformer.vtk.mesh import CURVED, SIMPLICES, Block, Mesh
 
-SUFFIXES = (".vtu", ".vtk", ".xdmf", ".xmf", ".msh")
+OF_VTK = (".vtu", ".vtk", ".vtp", ".vti", ".vtr", ".vts", ".pvtu", ".pvtp", ".pvti", ".pvtr", ".pvts", ".pvd")
+_OF_OTHERS = (".xdmf", ".xmf", ".msh", ".su2")  # which meshio reads
+SUFFIXES = (*OF_VTK, *_OF_OTHERS, ".csv")
 _LETTERS = ("x", "y", "z")
-# By meshio's name of a cell: its dimension, and its corners as lines, triangles or tetrahedra.
-_SIMPLICES = {
-    **{name: (1, ((0, 1),)) for name in ("line", "line3")},
-    **{name: (2, ((0, 1, 2),)) for name in ("triangle", "triangle6")},
-    **{name: (2, ((0, 1, 2), (0, 2, 3))) for name in ("quad", "quad8", "quad9")},
-    **{name: (3, ((0, 1, 2, 3),)) for name in ("tetra", "tetra10")},
-}
+# Of a table: the columns of coordinates, with a unit or not, as in ParaView or Fluent; the column of times.
+_AXIS = re.compile(r"points?:([012])|([xyz])(?:[ _-]?coord\w*)?(?: ?[\[(].*[\])])?", re.I)
+_TIME = re.compile(r"t|[Tt]ime(?: ?[\[(].*[\])])?")  # T is a temperature
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,13 @@ class _Content:
     """A file's points, simplices and fields, all at points."""
 
     points: np.ndarray  # (points, 3)
+    blocks: tuple[Block, ...]  # the cells as they are in the file
     cells: np.ndarray | None  # (cells, corners); None for a cloud of points
     fields: dict[str, np.ndarray]  # (times, points, components); also x, y and z, where no field has that name
     named: tuple[str, ...]  # those that are in the file
     at_cells: frozenset[str]  # names of the fields that were at cells
     left_out: int  # points that no cell uses
+    notes: tuple[str, ...]  # what was changed in reading
     said: tuple[str, ...]  # by meshio, while reading
 
     @property
@@ -64,11 +66,45 @@ class _Content:
 def open_meshes(path: Path, choices: Choices) -> Iterator[Opened]:
     """A file, or a folder of files in the order of their names: each a sample."""
     sources = files_in(path, SUFFIXES) if path.is_dir() else (path,)
-    first = _read(sources[0])
-    axes = _axes(first.points)
-    if not axes:
-        raise InputError(f"points that span a line, a plane or a space in {sources[0]}", "all in one place")
-    yield _Chosen(path, sources, first, axes, choices).opened()
+    yield _Chosen.of(path, sources, choices).opened()
+
+
+def read_channels(
+    path: Path, inputs: Sequence[str], queries: Sequence[str], dim: int
+) -> tuple[Field, Field, tuple[Block, ...]]:
+    """The fields of a mesh file that an operator reads: input, query, and the cells as they are in the file.
+
+    Args:
+        path: of the file.
+        inputs: names of the input's channels: a field, a component of a vector as in `velocity_x`, or a coordinate.
+        queries: names of the query's channels.
+        dim: of the space that the operator lives in.
+    """
+    chosen = _Chosen.of(path, (path,), Choices())
+    if len(chosen.axes) != dim:
+        along = ", ".join(_LETTERS[k] for k in chosen.axes)
+        raise InputError(f"points in {dim} dimension(s) in {path}", f"points that differ along {along}")
+    content = chosen.first
+    columns: dict[str, np.ndarray] = {}
+    for name in chosen._names():
+        parts = content.fields[name][..., chosen._components(name)]
+        each = dict(zip(chosen._channels([name]), np.split(parts, parts.shape[2], axis=2), strict=True))
+        columns |= {channel.replace(" ", "_"): part for channel, part in ({name: parts} | each).items()}
+
+    def taken(names: Sequence[str], advice: str) -> Tensor | None:
+        for name in names:
+            if name.replace(" ", "_") not in columns:
+                wanted = f"fields `{'`, `'.join(names)}` in {path}"
+                raise InputError(wanted, f"no `{name}` among `{'`, `'.join(columns)}`", advice)
+        parts = [columns[name.replace(" ", "_")] for name in names]
+        times = max(map(len, parts), default=1)
+        wide = [np.broadcast_to(values, (times, *values.shape[1:])) for values in parts]
+        return single_floats(np.concatenate(wide, -1)) if wide else None
+
+    coords = torch.from_numpy(content.points[:, chosen.axes].astype(np.float32))
+    known = taken(inputs, "Say which fields of the file these are, in this order: --inputs NAME,NAME...")
+    features = taken(queries, "Give the file these fields, under these names")
+    return Field.of(coords, known), Field.of(coords, features), content.blocks
 
 
 @dataclass(frozen=True)
@@ -80,6 +116,15 @@ class _Chosen:
     first: _Content
     axes: tuple[int, ...]  # along which the points differ
     choices: Choices
+
+    @classmethod
+    def of(cls, path: Path, sources: tuple[Path, ...], choices: Choices) -> "_Chosen":
+        """The first of the files is read."""
+        first = _read(sources[0], choices.coords)
+        axes = _axes(first.points)
+        if not axes:
+            raise InputError(f"points that span a line, a plane or a space in {sources[0]}", "all in one place")
+        return cls(path, sources, first, axes, choices)
 
     def opened(self) -> Opened:
         first, choices, dim = self.first, self.choices, len(self.axes)
@@ -100,13 +145,14 @@ class _Chosen:
         if first.at_cells:
             names = ", ".join(sorted(first.at_cells))
             said.append(f"{names}: at cells; a point gets the mean of its cells, weighted by their size.")
+        said += first.notes
         if first.left_out:
             said.append(f"{first.left_out} points that no cell uses are left out.")
         if dim < 3:
             said.append(f"Coordinates are {', '.join(_LETTERS[k] for k in self.axes)}; the others do not vary.")
         layout = Layout(
             kind="mesh",
-            format=f"{self.sources[0].suffix.lstrip('.').upper()} through meshio",
+            format=self.sources[0].suffix.lstrip(".").upper(),
             arrays=arrays,
             samples=len(self.sources),
             times=first.times,
@@ -152,7 +198,7 @@ class _Chosen:
         return list(self.axes)
 
     def _sample(self, source: Path, count: int, kept: range) -> Sample:
-        content = self.first if source == self.sources[0] else _read(source)
+        content = self.first if source == self.sources[0] else _read(source, self.choices.coords)
         if content.times != self.first.times or not set(_axes(content.points)) <= set(self.axes):
             raise InputError(
                 f"{self.first.times} frame(s) and points that vary along "
@@ -215,85 +261,114 @@ def _described(name: str, field: np.ndarray, content: _Content) -> str:
     return f"{frames}{field.shape[2]} component(s) at {where}, from {field.min():.4g} to {field.max():.4g}"
 
 
-def _read(path: Path) -> _Content:
-    """A mesh file, however it is written."""
-    if importlib.util.find_spec("meshio") is None:
+def _read(path: Path, coords: Sequence[str]) -> _Content:
+    """A mesh file or a table, however it is written."""
+    suffix, heard = path.suffix.lower(), ""
+    if coords and suffix != ".csv":
+        raise InputError("`coords` only where a file has use for it", f"one for {path}", "A mesh has points: leave it")
+    if suffix in _OF_OTHERS and not any(map(importlib.util.find_spec, ("meshlane", "meshio"))):
         raise InputError(f"the package meshio to read {path.name}", "none", "Install it: pip install meshio")
     with reading(path, "a mesh with fields"):
-        points, blocks, frames, heard = ask(path, "mesh", str(path), what="a mesh with fields")
+        if suffix == ".csv":
+            names, values = ask(path, "table", str(path), what="a table of points")
+            meshes = _from_table(path, names, values, coords)
+        elif suffix in OF_VTK:
+            meshes = ask(path, "vtk_mesh", str(path), what="a mesh with fields")
+        else:
+            meshes, heard = ask(path, "other_mesh", str(path), what="a mesh with fields")
         said = " ".join(heard.split())
-        return _understood(path, points, blocks, frames, (f"meshio says: {said[:200]}",) if said else ())
+        return _understood(path, meshes, (f"meshio says: {said[:200]}",) if said else ())
 
 
-def _understood(
-    path: Path, points: np.ndarray, blocks: Any, frames: list[tuple[Any, Any]], said: tuple[str, ...]
-) -> _Content:
+def _from_table(path: Path, names: list[str], values: np.ndarray, coords: Sequence[str]) -> list[Mesh]:
+    """The points of a table, with the other columns as fields; a frame for each time, if there is such a column."""
+    columns = dict(zip(names, values.T, strict=True))
+    if coords:
+        for name in coords:
+            if name not in columns:
+                raise unknown_name(f"column of {path.name}", name, columns)
+        places = list(coords)
+    else:
+        axes = {name: found[1] or "xyz".index(found[2].lower()) for name in names if (found := _AXIS.fullmatch(name))}
+        places = sorted(axes, key=lambda name: int(axes[name]))
+    if not 1 <= len(places) <= 3:
+        listed = ", ".join(f"`{name}`" for name in names)
+        raise InputError(
+            f"columns x, y, z in {path}", listed, "Say which columns are the points: --coords first,second"
+        )
+    clock = next((name for name in names if _TIME.fullmatch(name) and name not in places), None)
+    times = np.zeros(len(values)) if clock is None else columns[clock]
+    points = np.stack([columns[name] for name in places], -1)
+    fields = {name: column for name, column in columns.items() if name not in (*places, clock)}
+    meshes = []
+    for time in np.unique(times):
+        rows = times == time
+        if meshes and not np.array_equal(points[rows], meshes[0].points):
+            raise InputError(f"the same points in the same order at all times of {path}", f"others at {clock} {time:g}")
+        meshes.append(Mesh(points[rows], [], {name: column[rows] for name, column in fields.items()}, {}))
+    return meshes
+
+
+def _understood(path: Path, meshes: list[Mesh], said: tuple[str, ...]) -> _Content:
+    points, blocks = meshes[0].points, meshes[0].blocks
     if points.ndim != 2 or len(points) == 0 or points.shape[1] > 3 or not np.isfinite(points).all():
         raise InputError(f"finite points (points, 3) in {path}", f"shape {points.shape}")
     places = np.pad(points.astype(np.float64), ((0, 0), (0, 3 - points.shape[1])))
-    top, chosen = _largest(path, [kind for kind, _ in blocks])
-    corners = [np.asarray(blocks[i][1]) for i in chosen]
-    for nodes in corners:
+    for mesh in meshes:
+        if mesh.points.shape != points.shape or not np.array_equal(mesh.points, points):
+            raise InputError(f"the same points in all frames of {path}", "others in some", "Import each frame alone")
+    for block in blocks:
+        if block.type not in SIMPLICES:
+            raise InputError(f"cells that can be split into simplices in {path}", f"cells of VTK's type {block.type}")
+        nodes = block.corners
         if nodes.size == 0 or nodes.min() < 0 or nodes.max() >= len(places):
             found = f"{nodes.min()} to {nodes.max()}" if nodes.size else "cells without corners"
             raise InputError(f"cells with corners among the {len(places)} points of {path}, from 0", found)
-    sizes = [_sizes(places, nodes, blocks[i][0]) for nodes, i in zip(corners, chosen, strict=True)]
-    used = np.unique(np.concatenate([nodes.ravel() for nodes in corners])) if corners else np.arange(len(places))
+    top = max((block.dim for block in blocks), default=0)
+    blocks = [block for block in blocks if block.dim == top]
+    sizes = [_sizes(places, block) for block in blocks]
+    used = np.unique(np.concatenate([block.corners.ravel() for block in blocks])) if blocks else np.arange(len(places))
     fields: dict[str, list[np.ndarray]] = {}
     at_cells = set()
-    for at_points, by_block in frames:
-        for name, values in at_points.items():
+    for mesh in meshes:
+        for name, values in mesh.at_points.items():
             fields.setdefault(name, []).append(_rows(path, name, values, len(places)))
-        for name, values in by_block.items():
-            if name in at_points or not corners:
+        for name, values in mesh.at_cells.items():
+            if name in mesh.at_points or not blocks:
                 continue
-            parts = [_rows(path, name, values[i], len(n)) for i, n in zip(chosen, corners, strict=True)]
-            fields.setdefault(name, []).append(_to_points(len(places), corners, sizes, parts))
+            values = _rows(path, name, values, len(values))
+            fields.setdefault(name, []).append(_to_points(len(places), blocks, sizes, values))
             at_cells.add(name)
     for name, parts in fields.items():
-        if len(parts) != len(frames) or len({part.shape for part in parts}) != 1:
+        if len(parts) != len(meshes) or len({part.shape for part in parts}) != 1:
             shapes = ", ".join(str(shape) for shape in sorted({part.shape for part in parts}))
-            wanted = f"`{name}` in each of the {len(frames)} frames of {path}, in one shape"
+            wanted = f"`{name}` in each of the {len(meshes)} frames of {path}, in one shape"
             raise InputError(wanted, f"{len(parts)} of shape {shapes}")
     numbers = np.full(len(places), -1)
     numbers[used] = np.arange(len(used))
-    simplices = [
-        nodes[:, list(simplex)]
-        for nodes, i in zip(corners, chosen, strict=True)
-        for simplex in _SIMPLICES[blocks[i][0]][1]
-    ]
+    kept = tuple(block._replace(corners=numbers[block.corners]) for block in blocks)
+    curved = sum(len(block.corners) for block in blocks if block.type in CURVED)
     return _Content(
         points=places[used],
-        cells=numbers[np.concatenate(simplices)] if top else None,
+        blocks=kept,
+        cells=np.concatenate([b.corners[:, simplex] for b in kept for simplex in SIMPLICES[b.type]]) if kept else None,
         fields={letter: places[used][None, :, [k]] for k, letter in enumerate(_LETTERS)}
         | {name: np.stack(parts)[:, used] for name, parts in fields.items()},
         named=tuple(fields),
         at_cells=frozenset(at_cells),
         left_out=len(places) - len(used),
+        notes=(f"{curved:,} curved cells are straight between their corners here; all points stay.",) * bool(curved),
         said=said,
     )
 
 
-def _largest(path: Path, types: list[str]) -> tuple[int, list[int]]:
-    """The largest dimension of the cells, and which blocks have it."""
-    real = [(i, kind) for i, kind in enumerate(types) if kind != "vertex"]
-    for _, kind in real:
-        if kind not in _SIMPLICES:
-            raise InputError(
-                f"lines, triangles, quadrilaterals or tetrahedra in {path}", f"cells `{kind}`", "Split them into these"
-            )
-    top = max((_SIMPLICES[kind][0] for _, kind in real), default=0)
-    return top, [i for i, kind in real if _SIMPLICES[kind][0] == top]
-
-
-def _sizes(points: np.ndarray, nodes: np.ndarray, kind: str) -> np.ndarray:
+def _sizes(points: np.ndarray, block: Block) -> np.ndarray:
     """The length, area or volume of each cell."""
-    dimension, simplices = _SIMPLICES[kind]
-    total = np.zeros(len(nodes))
-    for simplex in simplices:
-        edges = points[nodes[:, list(simplex[1:])]] - points[nodes[:, simplex[:1]]]
+    total = np.zeros(len(block.corners))
+    for simplex in SIMPLICES[block.type]:
+        edges = points[block.corners[:, simplex[1:]]] - points[block.corners[:, simplex[:1]]]
         gram = np.linalg.det(edges @ edges.transpose(0, 2, 1))
-        total += np.sqrt(np.maximum(gram, 0)) / math.factorial(dimension)
+        total += np.sqrt(np.maximum(gram, 0)) / math.factorial(block.dim)
     return total
 
 
@@ -304,11 +379,11 @@ def _rows(path: Path, name: str, array: np.ndarray, count: int) -> np.ndarray:
     return array.reshape(count, -1).astype(np.float64)
 
 
-def _to_points(count: int, corners: list[np.ndarray], sizes: list[np.ndarray], values: list[np.ndarray]) -> np.ndarray:
+def _to_points(count: int, blocks: list[Block], sizes: list[np.ndarray], values: np.ndarray) -> np.ndarray:
     """The mean over the cells of each point, weighted by their sizes; 0 where there is none."""
-    total, weight = np.zeros((count, values[0].shape[1])), np.zeros(count)
-    for nodes, size, value in zip(corners, sizes, values, strict=True):
-        each = nodes.shape[1]
-        np.add.at(total, nodes.ravel(), np.repeat(value * size[:, None], each, axis=0))
-        np.add.at(weight, nodes.ravel(), np.repeat(size, each))
+    total, weight = np.zeros((count, values.shape[1])), np.zeros(count)
+    for block, size in zip(blocks, sizes, strict=True):
+        nodes, each = block.corners.ravel(), block.corners.shape[1]
+        np.add.at(total, nodes, np.repeat(values[block.rows] * size[:, None], each, axis=0))
+        np.add.at(weight, nodes, np.repeat(size, each))
     return total / np.where(weight > 0, weight, 1)[:, None]

@@ -1,7 +1,8 @@
-"""A person's own arrays by name, in .npz, MATLAB and HDF5 files: the caller says which are points, input and target.
+"""A person's own arrays by name: the caller says which are points, input and target.
 
-Three forms: a file whose arrays have a first axis of samples; a folder with a file for each sample; an HDF5 file with
-a group for each sample. In the last two, samples may differ in their points.
+They come in .npz, MATLAB, HDF5, NetCDF and torch files, in three forms: a file whose arrays have a first axis of
+samples; a folder with a file for each sample; an HDF5 file with a group, or a torch file with a dictionary, for each
+sample. In the last two, samples may differ in their points.
 
 The names `coords`, `inputs`, `targets`, and where they exist `query_coords`, `query_features`, `weights` and
 `query_weights`, are those of `OperatorRegressor.fit`, and need not be said. Several names are channels side by side,
@@ -20,14 +21,17 @@ from typing import Any
 import numpy as np
 
 from oformer.data.arrays import samples_of
-from oformer.data.importers.common import Choices, Layout, Opened, files_in, reading, refuse_in_times
-from oformer.data.importers.containers import matlab_arrays
+from oformer.data.importers.common import Choices, Layout, Named, Opened, files_in, reading, refuse_in_times
+from oformer.data.importers.containers import matlab_arrays, torch_arrays
 from oformer.data.importers.hdf5 import Group, open_hdf5
+from oformer.data.importers.netcdf import SUFFIXES as NETCDF
+from oformer.data.importers.netcdf import netcdf_arrays
 from oformer.errors import InputError, unknown_name
 from oformer.fields import MOST_AXES, Card, Sample, Spec
 from oformer.files import load_npz
 
-SUFFIXES = (".npz", ".mat", ".h5", ".hdf5")
+SUFFIXES = (".npz", ".mat", ".h5", ".hdf5", *NETCDF)
+_TORCH = (".pt", ".pth")
 CHOSEN = ("coords", "inputs", "targets")
 OPTIONAL = ("query_coords", "query_features", "weights", "query_weights")
 
@@ -54,11 +58,11 @@ class _Content:
 
 
 def are_named(path: Path, head: bytes, choices: Choices) -> bool:
-    """Whether a folder or file is to be read by the names of its arrays: .npz files always are."""
+    """Whether a folder or file is to be read by the names of its arrays: .npz and NetCDF always are."""
     if path.is_dir():
         return bool(files_in(path, SUFFIXES))
     suffix = path.suffix.lower()
-    return suffix == ".npz" or (suffix in SUFFIXES and are_meant(path, choices))
+    return suffix in (".npz", *NETCDF) or (suffix in (*SUFFIXES, *_TORCH) and are_meant(path, choices))
 
 
 def are_meant(path: Path, choices: Choices) -> bool:
@@ -69,7 +73,8 @@ def are_meant(path: Path, choices: Choices) -> bool:
         return True
     try:
         with reading(path, "named arrays"), _content(path) as content:
-            return set(CHOSEN) <= content.shapes.keys()
+            listed = path.suffix.lower() in _TORCH and content.samples is not None
+            return listed or set(CHOSEN) <= content.shapes.keys()
     except InputError:  # whoever reads it in another way has a better sentence
         return False
 
@@ -273,6 +278,14 @@ def _content(path: Path) -> Iterator[_Content]:
             if set(file.members.values()) == {"group"}:
                 yield _grouped(file)
                 return
+    if path.suffix.lower() in _TORCH:
+        with torch_arrays(path) as (file, count, read):
+            if count is not None:
+                yield _Content(
+                    "torch tensors, a dictionary for each sample", _shapes(file.arrays), count,
+                    lambda name, first, end: [read(name, sample, 0, None) for sample in range(first, end)], (path,),
+                )  # fmt: skip
+                return
     with _named(path) as (format, arrays):
         yield _Content(format, _shapes(arrays), None, lambda name, first, end: arrays[name][first:end], (path,))
 
@@ -305,12 +318,21 @@ def _named(path: Path) -> Iterator[tuple[str, Numbers]]:
     suffix = path.suffix.lower()
     if suffix == ".npz":
         yield ".npz", _numeric(load_npz(path))
+    elif suffix in NETCDF:
+        yield "NetCDF", netcdf_arrays(path)
     elif suffix == ".mat":
         with matlab_arrays(path) as file:
-            yield file.format, {**file.arrays, **{name: np.array([number]) for name, number in file.numbers.items()}}
+            yield file.format, _with_numbers(file)
+    elif suffix in _TORCH:
+        with torch_arrays(path) as (file, _, _):
+            yield file.format, _with_numbers(file)
     else:
         with open_hdf5(path) as file:
             yield "HDF5", _numeric({name: file.array(name) for name in file})
+
+
+def _with_numbers(file: Named) -> Numbers:
+    return {**file.arrays, **{name: np.array([number]) for name, number in file.numbers.items()}}
 
 
 def _numeric(arrays: Numbers) -> Numbers:

@@ -1,4 +1,4 @@
-"""Mesh files through meshio: the chosen fields at the points of the mesh; what cannot be read is one sentence."""
+"""Mesh files and tables: the chosen fields at the points of the mesh; what cannot be read is one sentence."""
 
 import os
 import re
@@ -13,6 +13,8 @@ import torch
 from oformer.data.importers import import_file, is_importable_folder, recognize
 from oformer.errors import InputError
 from oformer.fields import Spec
+from oformer.vtk.mesh import Block
+from oformer.vtk.write import vtu
 
 meshio = pytest.importorskip("meshio")
 
@@ -186,7 +188,8 @@ def test_every_bad_file_is_one_sentence(tmp_path, capfd):
         WRITERS["vtu" if kind == "msh" else kind](folder / f"cut.{kind}", mesh())
         whole = (folder / f"cut.{kind}").read_bytes()
         (folder / f"cut.{kind}").write_bytes(whole[: len(whole) * 2 // 3])
-    WRITERS["vtu"](folder / "bricks.vtu", meshio.Mesh(np.random.rand(8, 3), [("hexahedron", np.arange(8)[None])]))  # noqa: NPY002
+    prism = Block(15, np.arange(10)[None], np.zeros(1))
+    (folder / "prism.vtu").write_bytes(vtu(np.random.default_rng(0).random((10, 3)), [prism], {}))
     WRITERS["vtu"](folder / "alone.vtu", mesh(point_data={}, cell_data={}))
     one_place = mesh(points=np.zeros((7, 3)))
     WRITERS["vtu"](folder / "place.vtu", one_place)
@@ -204,7 +207,9 @@ def test_every_bad_file_is_one_sentence(tmp_path, capfd):
     bombs = "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 12))
     (folder / "bomb.vtu").write_text(f'<!DOCTYPE x [<!ENTITY a0 "ha">{bombs}]><VTKFile>&a11;</VTKFile>')
     words = {
-        "bricks.vtu": "lines, triangles, quadrilaterals or tetrahedra in .*`hexahedron`",
+        "prism.vtu": "got cells of VTK's type 15 with 10 corners. Convert them in ParaView",
+        "empty.vtk": "begins with `# vtk DataFile Version`",
+        "text.vtk": "begins with `# vtk DataFile Version`",
         "alone.vtu": "a mesh alone",
         "place.vtu": "all in one place",
         "far.vtu": "corners among the 7 points",
@@ -222,11 +227,14 @@ def test_every_bad_file_is_one_sentence(tmp_path, capfd):
         assert not (tmp_path / "out").exists(), path
 
 
-def test_without_meshio_it_is_named(tmp_path, monkeypatch):
-    WRITERS["vtu"](tmp_path / "one.vtu", mesh())
-    monkeypatch.setitem(sys.modules, "meshio", None)
+def test_without_meshio_it_is_named_where_it_is_needed(tmp_path, monkeypatch):
+    for kind in ("xdmf", "vtu"):
+        WRITERS[kind](tmp_path / f"one.{kind}", mesh())
+    for name in ("meshio", "meshlane"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match="pip install meshio"):
-        recognize(tmp_path / "one.vtu")
+        recognize(tmp_path / "one.xdmf")
+    assert recognize(tmp_path / "one.vtu").sizes == (6,)
 
 
 ITEM = '<{tag} Dimensions="{n}" DataType="Float" Precision="8" Format="{form}">{text}</{tag}>'
@@ -309,19 +317,53 @@ def as_su2_writes(path):
     return path
 
 
-def test_a_good_file_that_meshio_does_not_read_is_not_called_damaged(tmp_path):
-    raw = as_su2_writes(tmp_path / "raw.vtu")
-    normals = tmp_path / "normals.vtk"
-    WRITERS["vtk"](normals, mesh(cell_data={}))
-    text = normals.read_bytes()
-    assert b"POINT_DATA 7\n" in text
-    normals.write_bytes(text.replace(b"POINT_DATA 7\n", b"POINT_DATA 7\nNORMALS n double\n" + bytes(7 * 24) + b"\n"))
-    for path, words in (
-        (raw, "raw appended data, which meshio"),
-        (normals, "does not know .Unknown section 'NORMALS'"),
+def test_a_file_with_raw_data_at_its_end_is_read_as_solvers_write_it(tmp_path):
+    layout = recognize(as_su2_writes(tmp_path / "raw.vtu"), inputs=["x"], targets=["pressure"])
+    assert layout.arrays == {"pressure": "1 component(s) at points, from 0 to 2", "(cells)": "1 triangles"}
+    cut = (tmp_path / "raw.vtu").read_bytes()
+    (tmp_path / "raw.vtu").write_bytes(cut[: cut.index(b"<AppendedData") + 60])
+    with pytest.raises(InputError, match=r"cannot be read .* It is damaged or cut short"):
+        recognize(tmp_path / "raw.vtu")
+
+
+def test_a_table_is_points_and_columns_and_frames_where_it_has_times(tmp_path):
+    random = np.random.default_rng(0)
+    place = random.random((7, 2))
+    tables = {
+        "plain": ("x,y,p", ","), "fluent": ("x-coordinate;y-coordinate;p", ";"),
+        "paraview": ("p,Points:0,Points:1", ","),
+        "comsol": ("% By: a b\n% x   y  p", "   "), "cfx": ('"X [ m ]"\t"Y [ m ]"\tp', "\t"),
+    }  # fmt: skip
+    for name, (head, mark) in tables.items():
+        columns = [place[:, 0], place[:, 1], place.sum(1)]
+        if name == "paraview":
+            columns = [columns[2], *columns[:2]]
+        rows = [mark.join(f"{value:.17g}" for value in row) for row in zip(*columns, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8-sig")
+        (sample,) = import_file(tmp_path / f"{name}.csv", tmp_path / name, inputs=["x"], targets=["p"])
+        np.testing.assert_allclose(sample.input.coords, place, rtol=1e-6)
+        np.testing.assert_allclose(sample.target[0, :, 0], place.sum(1), rtol=1e-6)
+    path, moved = tmp_path / "times.csv", tmp_path / "moved.csv"
+    rows = [f"{t},{p},{q},{p + t}" for t in (2, 0, 1) for p, q in place]
+    path.write_text("\n".join(["time,a,b,T", *rows]))
+    (sample,) = import_file(path, tmp_path / "out", coords=["a", "b"], inputs=["T"], targets=["T"], in_times=1)
+    np.testing.assert_allclose(sample.target[:, :, 0], place[:, 0] + [[1], [2]], rtol=1e-6)
+    moved.write_text("\n".join(["time,x,y,T", *rows[:-1], "1,5,5,5"]))
+    (tmp_path / "no-names.csv").write_text("1,2,3\n4,5,6\n")
+    for bad, words in (
+        (path, "columns x, y, z in .*, got `time`, `a`, `b`, `T`.*--coords"),
+        (moved, "the same points in the same order at all times of .*, got others at time 1"),
+        (tmp_path / "no-names.csv", "a line with 3 different names above the numbers"),
     ):
-        with pytest.raises(InputError, match=words) as caught:
-            recognize(path)
-        said = str(caught.value)
-        assert "If ParaView shows the file, save it there as .vtu with the data mode Ascii or Binary" in said
-        assert "damaged" not in said.split("if it does not")[0]
+        with pytest.raises(InputError, match=words):
+            recognize(bad)
+    with pytest.raises(InputError, match=r"`coords` only where a file has use for it"):
+        recognize(as_su2_writes(tmp_path / "raw.vtu"), coords=["x"])
+
+
+def test_a_mesh_of_su2_is_read(tmp_path):
+    (tmp_path / "a.su2").write_text(
+        "NDIME= 2\nNELEM= 2\n5 0 1 2 0\n5 0 2 3 1\nNPOIN= 4\n0 0 0\n1 0 1\n1 1 2\n0 1 3\nNMARK= 0\n"
+    )
+    layout = recognize(tmp_path / "a.su2", inputs=["x"], targets=["y"])
+    assert (layout.arrays["(cells)"], layout.sizes) == ("2 triangles", (4,))

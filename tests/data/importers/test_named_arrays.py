@@ -53,8 +53,22 @@ def write_matlab_5(path, arrays):
     return path
 
 
+def write_torch(path, arrays):
+    torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+    return path
+
+
+def write_netcdf(path, arrays):
+    xarray = pytest.importorskip("xarray")
+    named = {SAMPLES: "sample", POINTS: "point", 2: "two", 3: "three"}
+    data = {name: ([named[n] for n in array.shape], array) for name, array in arrays.items()}
+    xarray.Dataset(data).to_netcdf(path, engine="scipy" if path.name == "three.nc" else "h5netcdf")
+    return path
+
+
 WRITERS = {
     "a.npz": write_npz, "a.h5": write_hdf5, "five.mat": write_matlab_5, "seven.mat": write_matlab_73,
+    "a.pt": write_torch, "three.nc": write_netcdf, "four.nc": write_netcdf,
 }  # fmt: skip
 
 
@@ -100,7 +114,7 @@ def ragged(i):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["npz", "mat", "h5", "groups"])
+@pytest.mark.parametrize("form", ["npz", "mat", "h5", "groups", "list"])
 def test_samples_may_differ_in_their_points(tmp_path, form):
     """A folder with a file for each sample, or a file with a group for each."""
     samples = [ragged(i) for i in range(4)]
@@ -111,6 +125,12 @@ def test_samples_may_differ_in_their_points(tmp_path, form):
                 for key, array in sample.items():
                     if key != "label":
                         file[f"{i:03d}/{key}"] = array
+    elif form == "list":
+        path = tmp_path / "all.pt"
+        plain = [{key: torch.tensor(array) for key, array in sample.items() if key != "label"} for sample in samples]
+        torch.save([{**sample, "number": i, "mach": torch.tensor(0.5)} for i, sample in enumerate(plain)], path)
+        choices = {"coords": ["coords"], "targets": ["targets"]}
+        assert recognize(path, inputs=["inputs", "mach", "number"], **choices).inputs == ("inputs", "mach", "number")
     else:
         path = tmp_path / "parts"
         path.mkdir()
@@ -284,3 +304,57 @@ def test_train_needs_no_recipe_for_a_file_of_known_names(tmp_path, monkeypatch, 
     assert "test split, 1 samples" in capsys.readouterr().out
     assert main(["train"]) == 2
     assert "the name of a recipe, or --data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["scipy", "h5netcdf"])
+def test_the_axes_of_netcdf_tell_points_frames_and_samples_apart(tmp_path, engine):
+    """On a grid, whose points are those between its axes; packed in 16 bits, which are unpacked."""
+    xarray = pytest.importorskip("xarray")
+    random = np.random.default_rng(0)
+    x, y = np.linspace(0, 1, 6), np.array([0.0, 1, 4, 9])
+    a, u = random.random((4, 5, 6)), random.random((5, 3, 6, 4))
+    data = xarray.Dataset(
+        {"a": (("y", "sample", "x"), a), "u": (("sample", "time", "x", "y"), u)},
+        {"x": x, "y": y, "time": np.arange(3.0)},
+    )
+    data["a"].encoding = {"dtype": "int16", "scale_factor": 1e-4, "_FillValue": -1}
+    data.to_netcdf(tmp_path / "grid.nc", engine=engine)
+    with pytest.raises(InputError, match=r"which arrays of .*grid.nc are points, input and target"):
+        import_file(tmp_path / "grid.nc", tmp_path / "none")
+    store = import_file(tmp_path / "grid.nc", tmp_path / "out", coords=["x", "y"], inputs=["a"], targets=["u"])
+    assert store.spec == Spec(2, 1, 1, 3, 1)
+    for k, sample in enumerate(store):
+        at = [(int(np.argmin(abs(x - p))), int(np.argmin(abs(y - q)))) for p, q in sample.input.coords.tolist()]
+        assert len(set(at)) == 24
+        np.testing.assert_allclose(sample.input.values[0, :, 0], [a[j, k, i] for i, j in at], atol=6e-5)
+        np.testing.assert_allclose(
+            sample.target[:, :, 0], [[u[k, t, i, j] for i, j in at] for t in range(3)], rtol=1e-6
+        )
+
+
+def test_a_list_in_a_torch_file_is_asked_about_and_a_lack_is_named(tmp_path, capsys):
+    path = tmp_path / "cars.pt"
+    cars = [{"vertices": torch.rand(n, 3), "press": torch.rand(1, n)} for n in (5, 7, 6)]
+    torch.save(cars, path)
+    assert main(["import", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "which arrays of" in (said := capsys.readouterr().err)
+    assert "`vertices`, `press`" in said
+    choices = {"coords": ["vertices"], "inputs": ["press"], "targets": ["press"]}
+    assert import_file(path, tmp_path / "out", **choices).sizes()[:, 0].tolist() == [5, 7, 6]
+    for bad, words in (
+        ([*cars, {"vertices": torch.rand(3, 3)}], "`press` in each dictionary of the list, got none in number 3"),
+        ([*cars, torch.rand(3)], "a list with a Tensor"),
+    ):
+        torch.save(bad, path)
+        with pytest.raises(InputError, match=words):
+            import_file(path, tmp_path / "other", **choices)
+
+
+def test_scattered_points_in_matlab_are_asked_about_and_no_sample_of_burgers(tmp_path):
+    random = np.random.default_rng(0)
+    place = random.random((2, 400))
+    scipy.io.savemat(tmp_path / "flow.mat", {"x": place[:1], "y": place[1:], "w": random.random((1, 400))})
+    with pytest.raises(InputError, match=r"say which are points, input and target: .* --coords x,y --inputs w"):
+        recognize(tmp_path / "flow.mat")
+    layout = recognize(tmp_path / "flow.mat", coords=["x", "y"], inputs=["w"], targets=["w"])
+    assert (layout.samples, layout.sizes, layout.spec) == (1, (400,), Spec(2, 1, 1, 1, 1))
