@@ -2,7 +2,7 @@
 
     python examples/09_gradients.py
 
-`Predictor(..., differentiable=True)` keeps the graph. The operators come with the package; test samples are solved anew.
+`Predictor(..., differentiable=True)` keeps the graph. The operators come with the package.
 """
 
 from pathlib import Path

@@ -98,7 +98,7 @@ KINDS: dict[AttentionKind, Kind] = {
 }
 
 
-def all_derivatives(layer: nn.Module) -> contextlib.AbstractContextManager[None]:
+def all_derivatives(layer: nn.Module) -> contextlib.AbstractContextManager[object]:
     """Within it, torch's softmax attention has second derivatives and forward mode, outside of training.
 
     torch's fast kernels have first derivatives in reverse mode alone; its plain products hold all pairs of points.
