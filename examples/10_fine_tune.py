@@ -14,7 +14,7 @@ from oformer.training.evaluate import errors
 from oformer.training.loop import train
 from oformer.training.recipe import Data, Recipe
 
-COUNTS, STEPS, LONGER, TEST = (16, 64, 256), 150, 3, 48
+COUNTS, STEPS, LONGER, TEST = (16, 64, 256), 150, 4, 48
 OUT = Path("outputs/10-fine-tune")
 
 
@@ -25,7 +25,6 @@ def shifted(recipe: Recipe, count: int) -> PointDataset:
 
 
 def error(operator, test: PointDataset) -> float:
-    """Mean relative L2 error."""
     return float(errors(operator, test, 16).relative.mean())
 
 
@@ -36,7 +35,10 @@ def trained(recipe: Recipe, run: Path, data, steps: int, start: Checkpoint | Non
         evaluate_every=steps, checkpoint_every=steps,
     )  # fmt: skip
     recipe = dataclasses.replace(recipe, data=Data(len(data[0]), len(data[1])), training=settings)
-    return error(train(recipe, run, data, quiet=True, start=start).operator, data[1])
+    outcome = train(recipe, run, data, quiet=True, start=start)
+    if not outcome.finished:  # the same command goes on
+        raise KeyboardInterrupt
+    return error(outcome.operator, data[1])
 
 
 def main(name: str = "burgers-demo", counts=COUNTS, steps: int = STEPS, tested: int = TEST, out: Path = OUT):

@@ -250,6 +250,8 @@ class Descent:
         for part, _ in (*settings.clip, *settings.rates):
             if part not in self.parts:
                 raise unknown_name("part of the model to clip, or to give a rate of its own", part, self.parts)
+        if wrong := [rate for rate in settings.rates if not rate[1] >= 0]:
+            raise InputError("factors of zero or more in `optimizer.rates`", repr(wrong[0]), "Zero freezes a part")
         factors = {id(p): factor for part, factor in settings.rates for p in self.parts[part]}
         for p in self.parts["all"]:
             p.requires_grad_(factors.get(id(p), 1.0) != 0)
