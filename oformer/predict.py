@@ -63,6 +63,8 @@ class Predictor(Described):
         """
         if memory_gb is not None and not memory_gb > 0:
             raise InputError("`memory_gb` above zero", str(memory_gb))
+        if compile and differentiable:  # torch 2.13 returned other derivatives by coordinates than uncompiled code
+            raise InputError("`compile` or `differentiable`", "both", "Leave `compile` out")
         self.device = compute_device(device)
         self.checkpoint = (
             source if isinstance(source, Checkpoint) else load_checkpoint(find_checkpoint(source), self.device)

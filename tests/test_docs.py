@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import oformer
 from oformer.cli import COMMANDS, main, parse
@@ -173,6 +174,14 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
     assert len(names["answer"]) == len(points)
     assert (tmp_path / "part.png").stat().st_size > 5000
     assert {"predicted", "error"} <= names["meshio"].vtu.read(tmp_path / "predicted.vtu").point_data.keys()
+
+
+def test_the_page_of_gradients_runs():
+    names = run(DOCS / "gradients.md", {}, {})
+    u, places, slope = (names[name].detach().double().flatten() for name in ("u", "places", "slope"))
+    difference = (u[2:] - u[:-2]) / (places[2:] - places[:-2])
+    torch.testing.assert_close(slope[1:-1], difference, rtol=0.02, atol=0.05)
+    assert names["curvature"].abs().max() > 10
 
 
 def test_the_start_page_runs(tmp_path, monkeypatch):

@@ -43,15 +43,15 @@ def trained(recipe, tmp_path_factory):
     return run, example(1).main(recipe, run)
 
 
-def test_there_are_eight_short_ones_and_the_docs_name_each():
+def test_there_are_ten_short_ones_and_the_docs_name_each():
     page = (EXAMPLES.parent / "docs" / "start.md").read_text()
-    assert [int(file.name[:2]) for file in FILES] == list(range(1, 9))
+    assert [int(file.name[:2]) for file in FILES] == list(range(1, 11))
     for file in FILES:
         text = file.read_text()
         assert len(text.splitlines()) < 80, file.name
         assert f"python examples/{file.name}" in text
         assert f"`{file.name}`" in page
-    assert len(re.findall(r"^\| `0\d_", page, re.M)) == 8
+    assert len(re.findall(r"^\| `\d\d_", page, re.M)) == 10
 
 
 def test_01_trains_and_reports(trained):
@@ -116,6 +116,22 @@ def test_08_a_linear_map_finds_what_is_linear_and_nothing_in_noise(trained):
     found = module.main(trained[0])
     assert 1 <= found.pop("directions") <= 16
     assert 0.3 < found["u at time 0"] <= 1
+
+
+def test_09_slopes_are_the_solvers(tmp_path):
+    found = example(9).main(("burgers-demo",), count=2, points=256, out=tmp_path)
+    u, slope, curvature = found["burgers-demo"]
+    assert u < 0.01
+    assert u < slope < 0.03
+    assert slope < curvature < 0.1
+    assert (tmp_path / "derivatives.png").stat().st_size > 5000
+
+
+def test_10_a_start_is_worth_more_than_steps(tmp_path):
+    found = example(10).main(counts=(8,), steps=3, tested=4, out=tmp_path)
+    shipped, scratch, tuned, longer = (row[0] for row in found.values())
+    assert tuned < shipped < 0.5 * min(scratch, longer)
+    assert (tmp_path / "errors.png").stat().st_size > 5000
 
 
 def test_without_a_run_the_sentence_says_what_to_do(tmp_path):

@@ -366,6 +366,11 @@ def test_gradients_are_never_dropped_without_a_word(predict, tiny_data):
         torch.testing.assert_close(predict(tracked).values, predict(field).values)
 
 
+def test_the_compiler_of_torch_loses_derivatives_and_is_refused():
+    with pytest.raises(InputError, match="Expected `compile` or `differentiable`, got both"):
+        Predictor("burgers-demo", "cpu", compile=True, differentiable=True)
+
+
 def test_an_operator_that_encodes_its_answers_predicts_as_the_operator_does(tiny_data):
     propagator = dataclasses.replace(tiny_recipe().model.propagator, reencode=2)
     predict = predictor_of(tiny_data, frames=5, propagator=propagator)

@@ -42,6 +42,9 @@ class Train:
     """The run's folder; by default outputs/NAME."""
     data: Path | None = None
     """A dataset of your own instead of the recipe's, or a file that `oformer import` needs no hints for."""
+    start: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """A trained operator to fine-tune, with its model and normalization: a run, a checkpoint folder, zoo:NAME. Freeze
+    parts, or give them smaller rates: --training.optimizer.rates encoder 0 decoder 0.1"""
     datasets: Path = Path("datasets")
     """Where generated datasets are kept."""
     device: Device = "auto"
@@ -64,11 +67,19 @@ class Train:
         """The recipe of the command line, with its settings overridden by `rest`."""
         from oformer.experiments.ablations import varied
         from oformer.experiments.recipes import recipe_named
+        from oformer.training.start import starting_from
 
-        recipe = recipe_named(self.name) if self.name else _recipe_from_data(self.data)
+        recipe = recipe_named(self.name) if self.name else _recipe_from_data(self.data, self.start is None)
         called = self.name or f"--data {shlex.quote(str(self.data))}"
+        if self.ablation is not None and self.start is not None:
+            advice = "The model comes from the start, and an ablation changes it: leave one out"
+            raise InputError("--ablation or --from", "both", advice)
         if self.ablation is not None:
             recipe, called = varied(recipe, self.ablation), f"{called} --ablation {self.ablation}"
+        if self.start is not None:
+            recipe, _ = starting_from(recipe, self.start)
+            assert recipe.start is not None
+            say(f"Model, weights and normalization of {recipe.start.name}, trained for {recipe.start.step:,} steps.")
         return override(recipe, rest, called)
 
     def run(self, rest: list[str]) -> int:
@@ -94,7 +105,7 @@ class Train:
             outcome = train(
                 recipe, out, splits, device=device, max_minutes=budget,
                 stop_after=None if limit is None else max(limit, MIN_TRAINING_MINUTES), quiet=self.quiet,
-                ranks=ranks, own=own,
+                ranks=ranks, own=own, start=self.start,
             )  # fmt: skip
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
@@ -114,8 +125,8 @@ class Train:
         return code
 
 
-def _recipe_from_data(data: Path | None) -> "Recipe":
-    """Describe the user's own data, choose a recipe for them, and print both."""
+def _recipe_from_data(data: Path | None, chooses_model: bool) -> "Recipe":
+    """Describe the user's own data, choose a recipe for them, and print both; the model only where it is chosen."""
     from oformer.cli.describe import describe
     from oformer.models import OFormerConfig
     from oformer.training.find_data import open_own
@@ -127,9 +138,9 @@ def _recipe_from_data(data: Path | None) -> "Recipe":
     recipe = recipe_for(open_own(data), data.stem)
     training, model = recipe.training, recipe.model
     assert isinstance(model, OFormerConfig)
-    say(f"Chosen from the data, where you do not say otherwise: {training.steps:,} steps of {training.batch}, "
-        f"width {model.encoder.width}, depth {model.encoder.depth}. "
-        "Change any: --training.steps, --model.encoder.width...")  # fmt: skip
+    size = f", width {model.encoder.width}, depth {model.encoder.depth}" * chooses_model
+    say(f"Chosen from the data, where you do not say otherwise: {training.steps:,} steps of {training.batch}{size}. "
+        f"Change any: --training.steps{', --model.encoder.width' * chooses_model}...")  # fmt: skip
     return recipe
 
 

@@ -14,7 +14,7 @@
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,17 @@ from torch import Tensor, nn
 
 from oformer.engine.rotary import FusedRotary
 from oformer.gpu import constant_when_compiling, exporting, kernels_on, rounded_products, switched_on, type_of_products
-from oformer.nn.attention import EPSILON, KINDS, Attention, Kind, Normalize, fourier, galerkin, softmax
+from oformer.nn.attention import (
+    EPSILON,
+    KINDS,
+    Attention,
+    Kind,
+    Normalize,
+    all_derivatives,
+    fourier,
+    galerkin,
+    softmax,
+)
 from oformer.nn.rotary import Rotary, Tables
 from oformer.nn.shared_grids import expanded, once_per_grid
 from oformer.nn.sums import over_points, points_are_split
@@ -119,14 +129,20 @@ def _has_arrangement(device: torch.device) -> bool:
     return kernels_on(device, "attention") is not None
 
 
-def needs_plain_derivatives(values: tuple[Tensor | None, ...], constants: tuple[Tensor | None, ...] = ()) -> bool:
-    """Whether derivatives are wanted that kernels do not have: by their constants, or by `torch.func`.
+def needs_plain_derivatives(
+    layer: nn.Module, values: tuple[Tensor | None, ...], constants: tuple[Tensor | None, ...] = ()
+) -> bool:
+    """Whether derivatives may be wanted that kernels do not have: by their constants, second ones, by `torch.func`.
+
+    Second derivatives cannot be foreseen, so that outside of training plain layers compute whatever has gradients.
 
     Args:
+        layer: training or not.
         values: by which kernels have gradients.
         constants: coordinates and weights, which kernels take as constants.
     """
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in constants if tensor is not None):
+    tracked = any(tensor.requires_grad for tensor in constants if tensor is not None)
+    if torch.is_grad_enabled() and (tracked or not layer.training):
         return True
     if torch.compiler.is_compiling():
         return False
@@ -195,7 +211,7 @@ class FusedAttention(Attention):
         if not is_known(self) or (self.kind == "softmax" and points_are_split()):
             return super().forward(x, coords, weights, source, source_coords, source_weights)
         constants = (coords, weights, source_coords, source_weights)
-        if self._has_kernels(x) and needs_plain_derivatives((x, source), constants):
+        if self._has_kernels(x) and needs_plain_derivatives(self, (x, source), constants):
             return super().forward(x, coords, weights, source, source_coords, source_weights)
         if source is None and self._reads_on_chip(x, weights):
             return self._attended_on_chip(x, coords, weights, residual=False, norm=None)
@@ -211,7 +227,7 @@ class FusedAttention(Attention):
         """The first half of a block: x' + Attn(x'), where x' = norm(x), or x itself without a norm."""
         if norm is not None and not is_layer_norm(norm):
             x, norm = norm(x), None
-        known = is_known(self) and not needs_plain_derivatives((x,), (coords, weights))
+        known = is_known(self) and not needs_plain_derivatives(self, (x,), (coords, weights))
         if known and self._reads_on_chip(x, weights):
             return self._attended_on_chip(x, coords, weights, residual=True, norm=norm)
         x = x if norm is None else norm(x)
@@ -261,14 +277,13 @@ class FusedAttention(Attention):
         """The sums over points times the projection of the heads."""
         if isinstance(self.out, nn.Identity):
             return seen[:, 0]
-        weight = self.out.get_parameter("0.weight")
-        return (seen @ weight.unflatten(1, (self.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
+        return (seen @ self._last.weight.unflatten(1, (self.heads, -1)).permute(1, 2, 0)).flatten(1, 2)
 
     def _finished(self, mixed: Float[Tensor, "batch queries width"]) -> Float[Tensor, "batch queries width"]:
         """The rest of the projection of the heads: its bias and the dropout."""
         if isinstance(self.out, nn.Identity):
             return mixed
-        return self.out[1](mixed + self.out.get_parameter("0.bias"))
+        return self.out[1](mixed + self._last.bias)
 
     def _softmax(
         self,
@@ -281,7 +296,8 @@ class FusedAttention(Attention):
         width, q_and_one, k_and_bias = q.shape[-1], *_with_bias(q, k, weights)
         v = F.pad(v, (0, CHANNELS_FOR_BIAS))  # torch's fast kernels need q, k and v of one width
         q, k, v = (x.transpose(1, 2) for x in (q_and_one, k_and_bias, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
+        with all_derivatives(self):
+            mixed = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5)
         return self.out(mixed.transpose(1, 2)[..., :width].flatten(2))
 
     def _projected(
@@ -406,12 +422,17 @@ class FusedAttention(Attention):
             return self._finished(read())
         if isinstance(self.out, nn.Identity):
             return read(x.to(torch.promote_types(x.dtype, kind)))
-        bias, dropout = self.out.get_parameter("0.bias"), self.out[1]
+        bias, dropout = self._last.bias, self.out[1]
         share = dropout.p if dropout.training else 0.0
         if share == 1:  # nothing to scale up by
             return x + self._finished(read())
         seed = torch.randint(2**62, (1,), device=x.device) if share else None
         return read(x.to(torch.promote_types(x.dtype, bias.dtype)), bias, seed, share)
+
+    @property
+    def _last(self) -> nn.Linear:
+        """The projection of several heads."""
+        return cast(nn.Linear, self.out.get_submodule("0"))
 
     @property
     def _axes(self) -> int:

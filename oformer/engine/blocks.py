@@ -89,7 +89,7 @@ def _on_chip(
 
 def _fits_on_chip(network: GatedGELU, x: Float[Tensor, "*batch width"]) -> bool:
     """Whether there is a kernel for these points: residuals are added up in their type, and not in float64."""
-    if x.dtype == torch.float64 or network.dropout.p == 1 or needs_plain_derivatives((x,)):
+    if x.dtype == torch.float64 or network.dropout.p == 1 or needs_plain_derivatives(network, (x,)):
         return False
     if x.dtype != torch.float32 and torch.is_autocast_enabled(x.device.type):
         return False  # a norm would return to float32

@@ -51,7 +51,7 @@ class FusedOFormer(OFormer):
         fits = p.depth == 1 and p.layernorm and d.layernorm and not d.trunk and len(self.heads) == 1
         if not fits or not z.is_cuda or not torch.is_autocast_enabled("cuda") or not self._is_known():
             return False
-        if needs_plain_derivatives((z,)):
+        if needs_plain_derivatives(self, (z,)):
             return False
         return fused_rollout(
             z.device.index, shapes(self.steps[0]), shapes(self.heads[0]), d.activation,

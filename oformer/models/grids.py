@@ -71,6 +71,12 @@ class GridModel(OperatorModel):
 
     def _measured(self, input: Field, periods: tuple[float, ...] | None) -> tuple[int, ...]:
         """Points per axis, as the coordinates have it, with a period where there is one."""
+        if torch.is_grad_enabled() and input.coords.requires_grad:
+            raise InputError(
+                f"coordinates without gradients for {self.name}, which reads values by their place in the grid",
+                "some with requires_grad=True",
+                "Give coords.detach(); an OFormer has derivatives by coordinates",
+            )
         sizes = _sizes(input.coords, input.weights, periods)
         if sizes is None:
             raise InputError(

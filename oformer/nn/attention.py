@@ -16,6 +16,7 @@ authors say that the paper's runs normalized over points with detached statistic
 What stands here is what runs. `oformer/engine` computes the same faster, for exactly these functions and no others.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oformer.errors import InputError
 from oformer.nn.rotary import Appended, Rotary
@@ -98,6 +100,16 @@ KINDS: dict[AttentionKind, Kind] = {
 }
 
 
+def all_derivatives(layer: nn.Module) -> contextlib.AbstractContextManager[object]:
+    """Within it, torch's softmax attention has second derivatives and forward mode, outside of training.
+
+    torch's fast kernels have first derivatives in reverse mode alone; its plain products hold all pairs of points.
+    """
+    if layer.training or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
+
+
 class Normalize(nn.Module):
     """One of the readings of the paper's normalization; see the head of this file."""
 
@@ -121,7 +133,7 @@ class Normalize(nn.Module):
         w = weights[:, :, None, None].to(exact.dtype)
         mean = over_points((w * exact).sum(1, keepdim=True))
         variance = over_points((w * (exact - mean).square()).sum(1, keepdim=True))
-        if self.norm == "points-detached":
+        if self.norm == "points-detached" and self.training:  # in use, derivatives are those of the answer
             mean, variance = mean.detach(), variance.detach()
         return ((exact - mean) * torch.rsqrt(variance + EPSILON)).to(x.dtype)
 
@@ -168,7 +180,8 @@ class Attention(nn.Module):
             source, source_coords, source_weights = x, coords, weights
         q = self._project("q", x, coords, weights)
         k, v = (self._project(name, source, source_coords, source_weights) for name in ("k", "v"))
-        values = KINDS[self.kind].attend(q, k, v, weights, source_weights)
+        with all_derivatives(self):
+            values = KINDS[self.kind].attend(q, k, v, weights, source_weights)
         return self.out(values.transpose(1, 2).flatten(2))
 
     def _project(

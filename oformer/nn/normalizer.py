@@ -65,8 +65,8 @@ class GridNormalizer(Normalizer):
         for axis, n in enumerate(self.grid):
             along = (position[..., axis] * (n - 1)).clamp(0, n - 1)
             # A grid point computed in float32 may fall an ulp short of its cell: round what is a grid point.
-            nearest = along.round()
-            along = torch.where((along - nearest).abs() < 1e-4, nearest, along)
+            past = (along - along.round()).detach()  # a constant, or the slope would be lost
+            along = along - torch.where(past.abs() < 1e-4, past, 0.0)
             cell = along.floor().clamp(max=max(n - 2, 0))
             lower.append(cell.long())
             fraction.append(along - cell)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from oformer.checkpoint import Checkpoint
 from oformer.data.dataset import PointDataset
 from oformer.models import Operator
 from oformer.training.distributed import ALONE, Ranks
@@ -13,6 +14,7 @@ from oformer.training.evaluate import Scores
 from oformer.training.recipe import Recipe
 from oformer.training.run import Run
 from oformer.training.signals import REQUESTS, StopSignal, stop_signals
+from oformer.training.start import refuse_layout, starting_from
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def train(
     tensorboard: bool = True,
     ranks: Ranks = ALONE,
     own: Path | None = None,
+    start: Checkpoint | str | Path | None = None,
 ) -> Outcome:
     """Train a recipe in a run folder, from the start or from where an earlier call stopped.
 
@@ -57,12 +60,18 @@ def train(
         quiet: show nothing.
         tensorboard: also write TensorBoard events, where it is installed.
         ranks: the processes that make this call together.
+        start: a trained operator to fine-tune: a run or checkpoint folder, a name, or a loaded checkpoint. Its model
+            and normalization take the place of the recipe's (`training/start.py`).
         own: where the data lie, if they are one's own; the run remembers it for `oformer evaluate` and `oformer plot`.
     """
+    begun = None
+    if start is not None:
+        recipe, begun = starting_from(recipe, start)
+        refuse_layout(begun, data[0].spec)
     run = Run(recipe, Path(folder), data, torch.device(device), ranks)
     # To the last word between ranks: another one may have stopped before a signal to all reaches this one.
     with run.claimed(own), stop_signals() as arrived:
-        run.begin()
+        run.begin(begun)
         reason = "finished"
         if not run.at_end:
             with run.opened(max_minutes=max_minutes, quiet=quiet, tensorboard=tensorboard):

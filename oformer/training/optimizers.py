@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from oformer.errors import unknown_name
+from oformer.errors import InputError, unknown_name
 from oformer.gpu import Record, Work, kernels_on
 from oformer.models.operator import Operator
 
@@ -30,6 +30,7 @@ class Optimizer:
     matrix_rate: float = 2e-3  # peak, of the hidden matrices under Muon
     weight_decay: float = 1e-4
     amsgrad: bool = False
+    rates: tuple[tuple[str, float], ...] = ()  # (part of the model, factor of both rates); 0 freezes it
     clip: tuple[tuple[str, float], ...] = ()  # (part of the model, largest gradient norm); part "all" for the whole
 
 
@@ -246,24 +247,35 @@ class Descent:
         """
         self.settings = settings
         self.parts = {"all": list(operator.model.parameters()), **operator.model.parts()}
-        for part, _ in settings.clip:
+        for part, _ in (*settings.clip, *settings.rates):
             if part not in self.parts:
-                raise unknown_name("part of the model to clip", part, self.parts)
-        rest, matrices = self.parts["all"], []
-        if settings.kind == "muon":
-            matrices = operator.model.hidden_matrices()
-            taken = {id(p) for p in matrices}
-            rest = [p for p in rest if id(p) not in taken]
-        self.adam = Adam(
-            rest,
-            settings.rate,
-            weight_decay=settings.weight_decay,
-            decoupled=settings.kind != "adam",
-            amsgrad=settings.amsgrad,
-            steady=record is not None,
-        )
-        self.muon = Muon(matrices, settings.matrix_rate, settings.weight_decay) if matrices else None
-        self.optimizers: list[Adam | Muon] = [self.adam, *([self.muon] if self.muon else [])]
+                raise unknown_name("part of the model to clip, or to give a rate of its own", part, self.parts)
+        if wrong := [rate for rate in settings.rates if not rate[1] >= 0]:
+            raise InputError("factors of zero or more in `optimizer.rates`", repr(wrong[0]), "Zero freezes a part")
+        factors = {id(p): factor for part, factor in settings.rates for p in self.parts[part]}
+        for p in self.parts["all"]:
+            p.requires_grad_(factors.get(id(p), 1.0) != 0)
+        matrices = {id(p) for p in operator.model.hidden_matrices()} if settings.kind == "muon" else set()
+        self.optimizers: list[Adam | Muon] = []
+        self._peaks: list[float] = []  # the rate of each
+        for factor in sorted({1.0, *factors.values()} - {0.0}, reverse=True):
+            ours = [p for p in self.parts["all"] if factors.get(id(p), 1.0) == factor]
+            rest = [p for p in ours if id(p) not in matrices]
+            hidden = [p for p in ours if id(p) in matrices]
+            if rest:
+                adam = Adam(
+                    rest, settings.rate * factor, weight_decay=settings.weight_decay,
+                    decoupled=settings.kind != "adam", amsgrad=settings.amsgrad, steady=record is not None,
+                )  # fmt: skip
+                self.optimizers.append(adam)
+                self._peaks.append(settings.rate * factor)
+            if hidden:
+                self.optimizers.append(Muon(hidden, settings.matrix_rate * factor, settings.weight_decay))
+                self._peaks.append(settings.matrix_rate * factor)
+        if not self.optimizers:
+            raise InputError(
+                "a part of the model that moves", "all of them frozen by `optimizer.rates`", "Leave one out"
+            )
         self._record = record
         self._replay: Work | None = None
         self._gradients: list[Tensor | None] = []  # those of the step before
@@ -275,10 +287,10 @@ class Descent:
             factor: of the peak rates.
             beta1: Adam's first decay; Muon keeps its own.
         """
-        self.adam.param_groups[0].update(lr=self.settings.rate * factor, beta1=beta1)
-        if self.muon is not None:
-            self.muon.param_groups[0].update(lr=self.settings.matrix_rate * factor)
-        for optimizer in self.optimizers:
+        for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
+            optimizer.param_groups[0].update(
+                lr=peak * factor, **({"beta1": beta1} if isinstance(optimizer, Adam) else {})
+            )
             optimizer.fill()
         parameters = self.parts["all"]
         gradients = [p.grad for p in parameters]

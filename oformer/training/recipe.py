@@ -113,6 +113,15 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Start:
+    """The trained operator whose weights a training starts from (`training/start.py`)."""
+
+    name: str
+    step: int  # how long it was trained
+    checksum: str  # SHA-256 of its weights
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A named experiment: data, model, training and normalization."""
 
@@ -125,6 +134,7 @@ class Recipe:
     problem: Problem | None = None
     spec: Spec | None = None  # of the data, where no problem states it
     paper: str = ""  # the row of the paper, and its error
+    start: Start | None = None  # None: seeded weights; set by `train(..., start=...)` and `oformer train --from`
 
     def __post_init__(self) -> None:
         if self.training.augment and self.problem is None:

@@ -23,7 +23,7 @@ from oformer.checkpoint import Checkpoint, checkpoints, parameter_count, save_ch
 from oformer.config import to_json
 from oformer.data.dataset import PointDataset
 from oformer.data.loader import Loader, few_sizes
-from oformer.errors import TrainingDiverged
+from oformer.errors import InputError, TrainingDiverged
 from oformer.fields import Batch
 from oformer.files import held, remove_leftovers, write_json
 from oformer.models import Operator
@@ -54,6 +54,7 @@ from oformer.training.resume import (
     restore_random_states,
     state_files,
 )
+from oformer.training.start import begin_from
 from oformer.training.step import Stepper, used_precision
 
 Splits = tuple[PointDataset, PointDataset]  # to train on, and to score
@@ -130,10 +131,18 @@ class Run:
         if own is not None:
             remember_own(self.folder, own)
 
-    def begin(self) -> None:
-        """Load the newest checkpoint of the folder, or fit the seeded operator to the training samples."""
+    def begin(self, start: Checkpoint | None = None) -> None:
+        """Load the newest checkpoint of the folder, or fit the seeded operator to the training samples.
+
+        Args:
+            start: whose weights a new run begins with, in place of seeded ones.
+        """
         saved = self.ranks.first_then_others(lambda: newest_intact(self.folder))
-        if saved is None:
+        if saved is None and start is not None:
+            begin_from(self.operator, start, self.train_data)
+        elif saved is None and self.recipe.start is not None:
+            raise InputError(f"the operator {self.recipe.start.name} to start from", "none", "Give `start`, or --from")
+        elif saved is None:
             self.operator.fit(self.train_data)
         else:
             self.operator = saved.operator
@@ -172,7 +181,7 @@ class Run:
         if self.average is not None:
             with torch.no_grad():
                 torch._foreach_copy_(self.average.parameters, self.average.shadow)
-        return self.operator.eval()
+        return self.operator.eval().requires_grad_(True)  # frozen parts as well
 
     # The steps of one call of `train`.
 
@@ -363,9 +372,11 @@ class Run:
 
     def provenance(self) -> dict[str, Any]:
         """Size, data, time, hardware and versions, as journal and checkpoints state them."""
+        start = self.recipe.start
         return {
             "parameters": parameter_count(self.operator),
             "training samples": len(self.train_data),
+            "started from": None if start is None else f"{start.name}, step {start.step:,}",
             "data seed": self.recipe.data.seed if self.recipe.problem is not None else None,
             "data checksum": self.train_data.checksum,
             "minutes": round(self.minutes, 2),

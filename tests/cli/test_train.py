@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,3 +165,18 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, request):
     assert "Go on with: python -m oformer train burgers-demo" in said
     (saved,) = (tmp_path / "outputs/burgers-demo/checkpoints").iterdir()
     assert int(saved.name) > 0
+
+
+def test_a_trained_operator_is_fine_tuned(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    few = ["--device", "cpu", "--quiet", *SMALL, "--training.optimizer.rates", "encoder", "0"]
+    start = ["--from", "outputs/burgers-demo"]
+    assert main(["train", "burgers-demo", *start, *few, "--out", "outputs/tuned"]) == 0
+    assert "Model, weights and normalization of burgers-demo, trained for 6 steps" in capsys.readouterr().err
+    assert json.loads(Path("outputs/tuned/recipe.json").read_text())["start"]["name"] == "burgers-demo"
+    x = np.linspace(0, 1, 16)[:, None]
+    np.savez("open.npz", coords=x, inputs=np.ones((4, 1, 16, 1)), targets=np.ones((4, 1, 16, 1)))
+    assert main(["train", "--data", "open.npz", *start, "--device", "cpu", "--training.steps", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "layout of burgers-demo to start from: periods (1.0,), got periods None" in said
+    assert "--model.encoder.width" not in said

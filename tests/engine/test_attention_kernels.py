@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from oformer import gpu
 from oformer.engine import attention
 from oformer.engine.attention import FusedAttention
+from oformer.engine.blocks import FusedSelfAttentionBlock
 from oformer.nn.rotary import Rotary
 from oformer.nn.shared_grids import expanded
 from oformer.nn.sums import points_split
@@ -494,6 +495,19 @@ def test_gradients_by_coordinates_and_weights_come_from_the_plain_layer(monkeypa
     with torch.no_grad():  # without gradients it is the kernel's
         monkeypatch.setattr(attention, "fused_arrangement", lambda device: True)
         call(layer, [tuple(t.detach().requires_grad_() for t in side) for side in operands])
+    assert calls
+
+
+def test_second_derivatives_come_from_the_plain_layer_outside_of_training(calls):
+    layer, ((x, coords, weights),) = attention_layer("galerkin", "channels", 2, 16, 2).eval(), sides(cross=False)
+    block = FusedSelfAttentionBlock(16, layer, "gated", layernorm=True).to(DEVICE).eval()
+    x.requires_grad_()
+    (slope,) = torch.autograd.grad(block(x, coords, weights).square().sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.square().sum(), x)
+    assert bend.abs().max() > 0
+    assert not calls
+    with torch.no_grad():
+        block(x, coords, weights)
     assert calls
 
 

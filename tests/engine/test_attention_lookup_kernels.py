@@ -244,7 +244,8 @@ def block(dropout: float) -> FusedSelfAttentionBlock:
 def test_a_block_adds_its_residual_in_the_kernel_and_draws_in_training_only(monkeypatch, calls):
     one, given = block(0.3), cloud()
     state = torch.get_rng_state()
-    still = one.eval()(*given)
+    with torch.no_grad():  # with gradients, plain layers compute outside of training
+        still = one.eval()(*given)
     assert torch.equal(torch.get_rng_state(), state)
     first, second = (one.train()(*given) for _ in range(2))
     assert (first != second).double().mean() > 0.9
@@ -259,7 +260,8 @@ def test_all_may_be_dropped(calls):
     layer, (x, *others) = FusedAttention(16, 2, "galerkin", "channels", dropout=1.0).to(DEVICE), cloud()
     assert torch.equal(in_one(layer, x, *others), x)
     assert calls == [False]
-    assert not torch.equal(in_one(layer.eval(), x, *others), x)
+    with torch.no_grad():
+        assert not torch.equal(in_one(layer.eval(), x, *others), x)
     assert calls == [False, True]
 
 
@@ -317,17 +319,17 @@ attention.FusedAttention._sums_on_chip = lambda self, x, weights: True
 layer = attention.FusedAttention(16, 2, "galerkin", "channels", Rotary(2, 16, 3.0), dropout=0.2).to(device)
 x, coords, weights = (torch.rand(3, 7, n, device=device) for n in (16, 2, 1))
 compiled = Compiled(lambda x: layer.with_residual(x, coords, weights[..., 0]))
-for training in (True, False):
-    layer.train(training)
+for dropout in (0.2, 0.0):
+    layer.out[1].p = dropout
     with torch.autocast(device, torch.float16):
         compiled.check([x.requires_grad_()], [x, *layer.parameters()], rtol=1e-3, atol=1e-3)
 """
 
 
 def test_a_compiled_layer_keeps_it_whole():
-    training, still = printed(COMPILED)
-    for nodes in (training, still):
+    dropped, whole = printed(COMPILED)
+    for nodes in (dropped, whole):
         assert "dropout" not in nodes
         assert "linear" not in nodes
-    assert "randint" in training
-    assert "randint" not in still
+    assert "randint" in dropped
+    assert "randint" not in whole

@@ -324,7 +324,8 @@ def test_the_kernel_of_the_rollout_is_asked_for_known_models_alone(monkeypatch):
     monkeypatch.setattr(rollout, "fused_rollout", lambda *networks: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     model, z = accelerate(model_of("ns3"), "cuda"), torch.zeros(1).as_subclass(OnGpu)
-    assert model._marches_on_chip(z)
+    assert not model._marches_on_chip(z)  # outside of training, whatever has gradients is to have all of them
+    assert model.train()._marches_on_chip(z)
     model.step_norms[0] = nn.Identity()
     assert not model._marches_on_chip(z)
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oformer.engine.swap import accelerate
 from oformer.nn.attention import (
     KINDS,
     NORMS,
@@ -236,6 +237,19 @@ def test_point_norm_has_mean_zero_and_spread_one_under_its_weights():
     close(torch.einsum("bhnc,bn->bhc", result, weights), torch.zeros(2, 3, WIDTH))
     spread = torch.einsum("bhnc,bn->bhc", result**2, weights)
     torch.testing.assert_close(spread, torch.ones(2, 3, WIDTH), rtol=0, atol=1e-4)
+
+
+@each_kind
+@each_norm
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_a_trained_layer_has_all_derivatives_that_differences_have(kind, norm, fused):
+    """First and second ones by values, coordinates and weights. In training some statistics are taken as constants."""
+    layer = attention(kind, norm).eval()
+    if fused:
+        accelerate(nn.Sequential(layer))
+    given = [tensor.requires_grad_() for side in (points(2, 1), points(3, 1)) for tensor in side]
+    assert torch.autograd.gradcheck(layer, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(layer, given, fast_mode=True)
 
 
 def test_detached_statistics_give_the_same_values_and_pass_no_gradient():

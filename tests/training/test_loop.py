@@ -336,7 +336,7 @@ def test_moments_and_average_that_are_not_finite_are_not_saved(tmp_path, splits,
 
     def spoilt(self, *arguments):
         numbers = descend(self, *arguments)
-        moments = next(iter(self.descent.adam.state.values()))["exp_avg_sq"]
+        moments = next(iter(self.descent.optimizers[0].state.values()))["exp_avg_sq"]
         (self.average.shadow[0] if where == "shadow" else moments).fill_(torch.inf)
         return numbers
 
