@@ -233,9 +233,11 @@ def test_it_is_served_on_grids_and_not_played_with(trained):
     service, field = Service({"fno": Predictor(trained, "cpu", warn=False)}), wave(64)
     assert "play" not in service.describe("fno")
     question = Question(coords=field.coords.numpy(), values=field.values.numpy())
-    assert service.predict("fno", question).points == 64
+    checked = service.checked("fno", question, 64)
+    alone, *both = service.answer([checked]) + service.answer([checked, checked])
+    assert all(torch.allclose(answer.values, alone.values, rtol=1e-4) for answer in both)
     with pytest.raises(InputError, match="queries at the points of the input for FNO"):
-        service.predict("fno", dataclasses.replace(question, resolution=32))
+        service.checked("fno", dataclasses.replace(question, resolution=32), 64)
     with pytest.raises(InputError, match="to play with, got FNO, which reads regular grids alone"):
         service.draw("fno", 0)
 

@@ -1,16 +1,14 @@
 """`oformer serve`: trained operators over HTTP."""
 
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import Device, Within, import_recipe_file, program_name, refuse_unknown, torch_device
-from oformer.errors import InputError
-from oformer.terminal import say
+from oformer.cli.options import Device, Within, import_recipe_file, refuse_unknown, torch_device
+from oformer.errors import optional_module
 
 
 @dataclass
@@ -33,24 +31,16 @@ class Serve:
 
     def run(self, rest: list[str]) -> int:
         """Serve until interrupted."""
-        from oformer.checkpoint import zoo_folder, zoo_names
+        refuse_unknown(rest)
+        for module in ("starlette", "uvicorn"):
+            optional_module(module, "serving over HTTP", "pip install 'oformer[serve]'")
         from oformer.playground.server import serve
 
-        refuse_unknown(rest)
         import_recipe_file(self.recipe)
-        sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
-        if not sources:
-            raise InputError(
-                f"a trained operator to serve, or some in {zoo_folder()}",
-                "none",
-                f"Train one in minutes with `{program_name()} demo`, then: `{program_name()} serve outputs/demo/run`",
-            )
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops it as Ctrl-C does
-        ended = serve(
-            sources, host=self.host, port=self.port, name=self.name, device=torch_device(self.device), browse=self.open,
-            say=say,
-        )  # fmt: skip
-        if not ended:
+        names, device = filter(None, [self.name]), torch_device(self.device)
+        if not serve(
+            self.models, host=self.host, port=self.port, names=tuple(names), device=device, browse=self.open
+        ):  # fmt: skip
             sys.stderr.flush()
             os._exit(0)  # the interpreter's own end would abort in the thread of a solver that is still at work
         return 0

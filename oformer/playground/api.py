@@ -9,9 +9,10 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from oformer.playground.starting_resolution import AT_ONCE, Start, start_of
 from oformer.predict import Predictor
 
 KEPT = 32  # inputs, answers and solutions in memory: a change of sensors or resolution solves nothing again
+FEW = 256  # points, up to which requests of one shape are answered together; more fill the processor alone
 PAIRS = 2**24  # of an input point and a query where attention looks at each pair
 SCENE_FACTS = ("kind", "resolutions", "resolution", "strides", "drafts", "solver", "slow", "tested")  # for the page
 
@@ -38,6 +40,7 @@ class Limits:
     """Limits on requests."""
 
     body: int = 16 * 2**20  # bytes
+    json_body: int = 4 * 2**20  # bytes in JSON, which takes up to thirty times its size while it is parsed
     memory: int = 256 * 2**20  # bytes of bodies, of the arrays in them and of answers, of all requests together
     points: int = 65_536  # of the input, and of the queries
     times: int = 200  # frames
@@ -48,6 +51,22 @@ class Limits:
     waiting: int = 64  # requests in the queue
     connections: int = 256  # at once; one more takes the place of one whose client is slow, or is answered 503
     grace: float = 8.0  # seconds in which requests are finished when the server is told to stop; Docker kills after 10
+
+
+class Checked(NamedTuple):
+    """A request for a prediction that is known to have an answer."""
+
+    predictor: Predictor
+    known: Field
+    query: Field
+    times: int
+
+    @property
+    def key(self) -> Hashable:
+        """The same for requests that are answered faster together."""
+        few = max(self.known.points, self.query.points) <= FEW
+        shapes = tuple(tensor.shape for field in (self.known, self.query) for tensor in field.tensors)
+        return (shapes, self.times) if few else id(self)
 
 
 @dataclass(frozen=True)
@@ -62,19 +81,29 @@ class Question:
     resolution: int | None = None
     times: int | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
-
-@dataclass(frozen=True)
 class Served:
-    """An operator that is served."""
+    """An operator that is served, loaded when it is first asked for.
 
-    name: str
-    predictor: Predictor
-    scene: Scene | None  # None where the problem is not known, and where the model reads regular grids alone
+    Args:
+        name: in addresses.
+        load: returns the operator.
+    """
+
+    def __init__(self, name: str, load: Callable[[], Predictor]):
+        self.name, self.load = name, load
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """The operator."""
+        return self.load()
+
+    @cached_property
+    def scene(self) -> Scene | None:
+        """None where the problem is not known, and where the model does not answer anywhere: the page adds sensors."""
+        predictor = self.predictor
+        anywhere = predictor.operator.model.answers_anywhere
+        return scene_of(predictor.checkpoint.recipe, predictor.spec) if anywhere else None
 
     @property
     def card(self) -> Card:
@@ -111,13 +140,14 @@ class Service:
     """The operators that are served, and the answers to all requests.
 
     Args:
-        models: by name.
+        models: by name; operators, or functions that load them.
         limits: on requests.
     """
 
-    def __init__(self, models: Mapping[str, Predictor], limits: Limits | None = None):
+    def __init__(self, models: Mapping[str, Predictor | Callable[[], Predictor]], limits: Limits | None = None):
         self.limits = limits or Limits()
-        self.models = {name: Served(name, predictor, _scene(predictor)) for name, predictor in models.items()}
+        loads = {name: (lambda model=m: model) if isinstance(m, Predictor) else m for name, m in models.items()}
+        self.models = {name: Served(name, load) for name, load in loads.items()}
         self._kept = dict[tuple, Any]()
         self._lock = threading.Lock()
 
@@ -172,8 +202,8 @@ class Service:
         scene = self.scene(name)
         self.play(name, scene.example(0), self._beginning(name)[1], scene.resolutions[0], draft=True)
 
-    def predict(self, name: str, question: Question, most: int | None = None) -> Field:
-        """The prediction of an operator, with at most `most` numbers, or as many as the limits allow."""
+    def checked(self, name: str, question: Question, most: int) -> "Checked":
+        """A request for a prediction that can be answered, with at most `most` numbers."""
         predictor, limits = self.model(name).predictor, self.limits
         spec = predictor.spec
         known = self._field("input", question.coords, question.values, question.weights)
@@ -190,8 +220,18 @@ class Service:
         check_codes("the input", known.values, spec.in_categories)
         check_codes("the query", query.values, spec.query_categories)
         times = question.times or spec.out_times
-        self._check_size(predictor, known, query, times, limits.answer if most is None else most)
-        return _finite(predictor(known, query, times))
+        self._check_size(predictor, known, query, times, most)
+        return Checked(predictor, known, query, times)
+
+    @staticmethod
+    def answer(questions: Sequence["Checked"]) -> list[Field | InputError]:
+        """The predictions of one operator for inputs of one shape, or what is wrong with some."""
+        predictor, known, query, times = questions[0]
+        if len(questions) == 1:
+            return [_finite(predictor(known, query, times))]
+        known, query = _stacked(one.known for one in questions), _stacked(one.query for one in questions)
+        together = predictor(known, query, times)
+        return [_finite(together.single(i)) for i in range(len(questions))]
 
     def draw(self, name: str, index: int) -> dict[str, Any]:
         """A state to begin with."""
@@ -222,6 +262,8 @@ class Service:
         # The first question was asked in advance, and may still be at work when a person asks it.
         question = (name, "answer", draft, seen, resolution, key)
         answer, seconds = self._remembered(question, lambda: _timed(lambda: _finite(predictor(field, places.query))))
+        if isinstance(answer, InputError):
+            raise answer
         return {
             "sensors": {
                 "coords": encoded(field.coords.numpy()),
@@ -294,10 +336,8 @@ class Service:
         return made
 
 
-def _scene(predictor: Predictor) -> Scene | None:
-    """The scene of an operator that answers anywhere: to play is to add and erase sensors, and to ask elsewhere."""
-    anywhere = predictor.operator.model.answers_anywhere
-    return scene_of(predictor.checkpoint.recipe, predictor.spec) if anywhere else None
+def _stacked(fields: Iterable[Field]) -> Field:
+    return Field(*map(torch.stack, zip(*(field.tensors for field in fields), strict=True)))
 
 
 def _tuples(value: Any) -> Any:
@@ -310,18 +350,18 @@ def _timed(make: Callable[[], Result]) -> tuple[Result, float]:
     return make(), time.perf_counter() - start
 
 
-def _finite(answer: Field) -> Field:
-    if not bool(torch.isfinite(answer.values).all()):
-        got = "an input whose answer is not finite"
-        raise InputError("an input on the scale of the training data", got, "Check its units")
-    return answer
+def _finite(answer: Field) -> Field | InputError:
+    if bool(torch.isfinite(answer.values).all()):
+        return answer
+    return InputError(
+        "an input on the scale of the training data", "an input whose answer is not finite", "Check its units"
+    )
 
 
-def named(predictors: Sequence[Predictor]) -> dict[str, Predictor]:
-    """Operators by names that differ and that an address can hold."""
-    names: dict[str, Predictor] = {}
-    for predictor in predictors:
-        plain = re.sub("[^A-Za-z0-9._-]", "-", predictor.checkpoint.name) or "model"
-        name = next(name for name in (plain, *(f"{plain}-{n + 2}" for n in range(len(names) + 1))) if name not in names)
-        names[name] = predictor
-    return names
+def named(names: Iterable[str]) -> list[str]:
+    """Names that differ and that an address can hold, in place of others."""
+    found: list[str] = []
+    for name in names:
+        plain = re.sub("[^A-Za-z0-9._-]", "-", name) or "model"
+        found.append(next(n for n in (plain, *(f"{plain}-{i + 2}" for i in range(len(found) + 1))) if n not in found))
+    return found

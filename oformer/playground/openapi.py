@@ -1,9 +1,22 @@
 """All requests, each described once: the published schema is the one that requests are checked against."""
 
 from collections.abc import Callable
+from typing import Any
 
-from oformer.playground.api import Limits, Served, Service
-from oformer.playground.requests import Schema, integer, list_of, number, object_of
+from oformer.errors import InputError
+from oformer.playground.api import Limits, Question, Served, Service
+from oformer.playground.requests import (
+    Buffer,
+    Schema,
+    check_json,
+    integer,
+    list_of,
+    number,
+    numbers,
+    object_of,
+    parse_json,
+    read_npz,
+)
 from oformer.playground.scenes.base import Scene
 
 JSON, NPZ = "application/json", "application/x-npz"
@@ -31,6 +44,31 @@ def predict_schema(limits: Limits) -> Schema:
         },
         ["input"],
     )
+
+
+def read_question(body: Buffer, kind: str, served: Served, limits: Limits) -> Question:
+    """The prediction that a body asks for; `kind` is its media type."""
+    spec, schema = served.predictor.spec, predict_schema(limits)
+    most = limits.points * max(1, spec.in_times) * max(3, spec.in_channels)
+    if kind == NPZ:
+        arrays = read_npz(body, ARRAYS, most)
+        scalars = {name: arrays.pop(name).item() for name in ("resolution", "times") if name in arrays}
+        whole: dict[str, Any] = {name: int(n) if n.is_integer() else n for name, n in scalars.items()}
+        for name, value in whole.items():
+            check_json(value, schema["properties"][name], name)
+        if not arrays.keys() >= {"coords", "values"}:
+            raise InputError("`coords` and `values` in the archive", ", ".join(arrays))
+        return Question(**arrays, **whole)
+    content = parse_json(body)
+    check_json(content, schema)
+    if b"true" in body or b"false" in body:  # which numpy takes for 1 and 0
+        raise InputError("only numbers in the lists", "true or false among them")
+    arrays = {
+        f"{prefix}{name}": numbers(value, f"{part}.{name}", most)
+        for prefix, part in (("", "input"), ("query_", "query"))
+        for name, value in content.get(part, {}).items()
+    }
+    return Question(**arrays, resolution=content.get("resolution"), times=content.get("times"))
 
 
 def draw_schema(served: Served, scene: Scene) -> Schema:

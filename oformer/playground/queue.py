@@ -1,55 +1,47 @@
-"""Work queues: one job at a time, a bounded number that wait, a 503 for the rest; and one limit on memory for all.
+"""One work queue for each kind of work, and one limit on memory for all requests.
 
-An operator fills the processor by itself, so two answers at once would both be late. Each kind of work has one thread
-and a short queue. A job whose client has left is not begun.
+An operator fills the processor by itself, so two answers at once would both be late. Each queue has one thread and a
+bounded length. A job whose caller is cancelled is not begun; jobs of one key are done together.
 """
 
+import asyncio
 import contextlib
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from http import HTTPStatus
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from oformer.playground.head import Refused
+from starlette.exceptions import HTTPException
 
+TOGETHER = 8  # jobs of one key
+
+Question = TypeVar("Question")
 Result = TypeVar("Result")
 
 
-class Busy(Refused):
-    """The queue is full, or the job did not end in time; `retry` is the number of seconds after which to ask again."""
-
-    def __init__(self, why: str, retry: int):
-        super().__init__(HTTPStatus.SERVICE_UNAVAILABLE, why, Retry_After=str(retry))
-        self.retry = retry
+def busy(why: str, retry: int = 1) -> HTTPException:
+    """An answer 503, with the number of seconds after which to ask again."""
+    return HTTPException(503, why, {"Retry-After": str(retry)})
 
 
 class Room:
     """Memory, in bytes, that many requests share; a request with at most `small` bytes is not counted."""
 
     def __init__(self, size: int, small: int):
-        self.size, self.small = size, small
-        self._held, self._lock = 0, threading.Lock()
+        self.size, self.small, self.held = size, small, 0
 
     @contextlib.contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Reserve memory for one request; the end of the block releases it.
-
-        Yields:
-            A function that sets the bytes of the request. It raises `Busy` where the others leave no room.
-        """
+        """Yield a function that sets the bytes of one request, or answers 503 where the others leave no room."""
         held = 0
 
         def hold(size: int) -> None:
             nonlocal held
             size = size if size > self.small else 0
-            with self._lock:
-                if size > held and self._held + size - held > self.size:
-                    raise Busy(f"Other requests fill the {self.size:,} bytes that all large ones have together.", 1)
-                self._held += size - held
-                held = size
+            if size > held and self.held + size - held > self.size:
+                raise busy(f"Other requests fill the {self.size:,} bytes that all large ones have together.")
+            self.held, held = self.held + size - held, size
 
         try:
             yield hold
@@ -62,73 +54,64 @@ class WorkQueue:
 
     Args:
         name: of the thread.
-        waiting: jobs that may wait, besides the one that runs.
+        waiting: jobs that may wait, besides those that run.
         seconds: the longest that a caller waits, time in the queue included.
     """
 
     def __init__(self, name: str, *, waiting: int, seconds: float):
-        self._waiting, self._seconds = waiting, seconds
-        self._thread, self._lock = ThreadPoolExecutor(1, name), threading.Lock()
-        self._jobs = set[Future]()  # those that wait, and the one that runs
-        self._closed: Future = Future()
+        self._most, self._seconds = waiting, seconds
+        self._thread = ThreadPoolExecutor(1, name)
+        self._jobs = dict[Future, tuple[Callable[[list[Any]], Sequence[Any]], Any, Hashable]]()  # those that wait
         self._usual = 0.1  # seconds that a job takes, a running mean
+        self.running = 0
 
-    def do(self, job: Callable[[], Result], wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Run a job in the thread of the queue, and return its result or raise its error.
+    async def do(
+        self, work: Callable[[list[Question]], Sequence[Result | Exception]], question: Question, key: Hashable = None
+    ) -> Result:
+        """Have a question answered in the thread of the queue.
 
         Args:
-            job: is called without arguments.
-            wanted: called before the job is begun; the job is dropped where it returns False.
-
-        Raises:
-            Busy: the queue is full, closed, or too slow. A job that has begun goes on, and its result is dropped.
+            work: answers some questions, each with a result or an error.
+            question: one of them.
+            key: waiting questions of one key are answered together; those without a key one by one.
         """
+        retry = max(1, math.ceil(len(self) * self._usual))
+        if len(self) >= self._most:
+            raise busy(f"{len(self)} requests are waiting, and there is no room for more.", retry)
+        future = Future[Result]()
+        self._jobs[future] = work, question, key
+        try:
+            self._thread.submit(self._next)
+        except RuntimeError:  # it is closed
+            raise busy("The server is stopping.", 5) from None
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+        except TimeoutError:
+            raise busy(f"This took longer than {self._seconds:g} seconds. Ask for fewer points.", retry) from None
+        finally:
+            self._jobs.pop(future, None)
 
-        def run() -> Result:
-            if not wanted():
-                raise Busy("Nobody waits for this any more.", 1)
-            start = time.monotonic()
-            try:
-                return job()
-            finally:
-                self._usual += 0.2 * (time.monotonic() - start - self._usual)
-
-        with self._lock:
-            if (waiting := len(self)) >= self._waiting:
-                raise Busy(f"{waiting} requests are waiting, and there is no room for more.", self._retry)
-            try:
-                future = self._thread.submit(run)
-            except RuntimeError:  # it is closed
-                raise Busy("The server is stopping.", 5) from None
-            self._jobs.add(future)
-        future.add_done_callback(self._jobs.discard)
-        wait([future, self._closed], self._seconds, FIRST_COMPLETED)
-        if future.done() and not future.cancelled():
-            return future.result()
-        future.cancel()
-        if self._closed.done():
-            raise Busy("The server is stopping.", 5)
-        raise Busy(f"This took longer than {self._seconds:g} seconds. Ask for fewer points.", self._retry)
-
-    @property
-    def _retry(self) -> int:
-        """Seconds in which the queue will be empty, at least one."""
-        return max(1, math.ceil(len(self) * self._usual))
+    def _next(self) -> None:
+        """Do the job that has waited longest, with others of its key."""
+        waiting = list(self._jobs.items())
+        alike = [entry for entry in waiting if entry[1][2] is not None and entry[1][2] == waiting[0][1][2]]
+        jobs = [(future, job) for future, job in alike[:TOGETHER] or waiting[:1] if self._jobs.pop(future, None)]
+        jobs = [(future, job) for future, job in jobs if future.set_running_or_notify_cancel()]
+        if not jobs:
+            return
+        start, self.running = time.monotonic(), len(jobs)
+        try:
+            results = jobs[0][1][0]([question for _, (_, question, _) in jobs])
+        except Exception as error:
+            results = [error] * len(jobs)
+        self._usual += 0.2 * ((time.monotonic() - start) / len(jobs) - self._usual)
+        self.running = 0
+        for (future, _), result in zip(jobs, results, strict=True):
+            future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
 
     def __len__(self) -> int:
-        return sum(not job.running() for job in tuple(self._jobs))
+        return len(self._jobs)
 
-    def close(self, seconds: float = 0.0) -> bool:
-        """Begin no further job, and refuse all callers after some time.
-
-        Args:
-            seconds: for the job that runs.
-
-        Returns:
-            Whether no job runs any more.
-        """
+    def close(self) -> None:
+        """Begin no further job; one that runs goes on, as `running` says."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        running = wait(tuple(self._jobs), seconds).not_done
-        if not self._closed.done():
-            self._closed.set_result(None)
-        return not running

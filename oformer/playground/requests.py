@@ -8,7 +8,6 @@ import base64
 import io
 import json
 import math
-import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,15 +20,8 @@ from oformer.errors import InputError
 
 ARRAYS = 8  # in one archive
 DEEPEST = 4  # nesting of lists of numbers
-REST = 2**16  # bytes of a JSON body besides its lists of numbers
 HEADER = 1024  # bytes of an array's header in an archive
 
-# An entry of an object that holds a list of numbers, and perhaps a part of a list of other things.
-_ENTRY = re.compile(rb'("(?:coords|values|weights)"[ \t\r\n]*+:[ \t\r\n]*+)(\[[\[\]0-9+\-.eE, \t\r\n]*\])')
-_NUMBER = re.compile(rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+\-]?+[0-9]++)?+")
-_ITEM = rb"[\[ \t\r\n]*+" + _NUMBER.pattern + rb"[\] \t\r\n]*+"
-_LIST = re.compile(rb"%b(?:,%b)*+" % (_ITEM, _ITEM))
-_WITHIN = b"0123456789+-.eE \t\r\n"  # the characters of numbers, and spaces between them
 _KINDS: dict[str, tuple[tuple[type, ...], str, str, str]] = {  # Python's types, keywords of the bounds, and their unit
     "object": ((dict,), "", "", ""),
     "boolean": ((bool,), "", "", ""),
@@ -40,7 +32,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str, str, str]] = {  # Python's types,
 }
 
 Schema = dict[str, Any]
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray
 
 
 def parse_json(body: Buffer) -> Any:
@@ -106,58 +98,26 @@ def check_json(content: Any, schema: Schema, where: str = "body") -> None:
             check_json(item, schema["items"], f"{where}[{i}]")
 
 
-def parse_arrays(body: Buffer) -> tuple[Any, list[memoryview]]:
-    """Parse a JSON body, leaving the lists of numbers in coords, values and weights as text for `numbers`.
-
-    As Python objects, numbers take thirty times the bytes of their text. Only the rest of the body is parsed here, and
-    may have a few kilobytes.
-
-    Returns:
-        The content, in which the i-th list of numbers (or of such lists) is `[i]`; and the texts of these lists.
-    """
-    lists: list[memoryview] = []
-
-    def take(entry: re.Match[bytes]) -> bytes:
-        if entry[2].count(b"[") != entry[2].count(b"]"):
-            return entry[0]
-        lists.append(memoryview(body)[entry.start(2) : entry.end(2)])
-        return b"%b[%d]" % (entry[1], len(lists) - 1)
-
-    rest = _ENTRY.sub(take, body, count=ARRAYS)
-    if len(rest) > REST:
-        advice = "A list with null, NaN or text in it is not a list of numbers"
-        raise InputError(f"at most {REST:,} bytes of JSON besides lists of numbers", f"{len(rest):,}", advice)
-    return parse_json(rest), lists
-
-
-def numbers(content: Any, lists: Sequence[Buffer], where: str, most: int) -> Float64[np.ndarray, "..."]:
-    """Read a list of numbers, or of such lists of one length, as an array.
+def numbers(content: Any, where: str, most: int) -> Float64[np.ndarray, "..."]:
+    """An array from a list of numbers, or of such lists of one length.
 
     Args:
-        content: the value that `parse_arrays` put in the place of the list.
-        lists: the texts that `parse_arrays` returned.
+        content: the list.
         where: the place of the list, for messages.
         most: limit on the count of numbers.
     """
-    if not (isinstance(content, list) and len(content) == 1 and type(content[0]) is int):
-        raise InputError(f"only numbers in the list at `{where}`", "null, NaN, text or an object among them")
-    text = bytes(lists[content[0]])
-    if not _LIST.fullmatch(text):
-        raise InputError(f"a list of numbers in JSON at `{where}`", "a list with another entry, or an empty one")
-    brackets = text.translate(None, _WITHIN)
-    shape, expected = [], b""  # from the innermost lists to the outermost
-    for depth in range(len(brackets) - len(brackets.lstrip(b"[")), 0, -1):
-        first = brackets[depth - 1 : brackets.find(b"]" * (len(shape) + 1)) + len(shape) + 1]
-        shape.insert(0, (len(first) - 1) // (len(expected) + 1))
-        expected = b"[%b]" % ((expected + b",") * shape[0])[:-1]
-        if len(shape) > DEEPEST or math.prod(shape) > most:
-            raise InputError(f"at most {most:,} numbers in lists {DEEPEST} deep at `{where}`", f"shape {shape}"[:60])
-    if expected != brackets:
-        raise InputError(f"rows of one length at `{where}`", "rows of several lengths")
-    array = np.fromiter((float(match[0]) for match in _NUMBER.finditer(text)), np.float64, math.prod(shape))
+    try:
+        array = np.asarray(content)
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"numbers in rows of one length at `{where}`", f"other lists ({error})"[:100]) from error
+    if array.dtype.kind not in "fiu":
+        raise InputError(f"only numbers in the list at `{where}`", "null, text, an object or a huge number among them")
+    if array.ndim > DEEPEST or not 0 < array.size <= most:
+        raise InputError(f"1 to {most:,} numbers in lists {DEEPEST} deep at `{where}`", f"shape {array.shape}"[:60])
+    array = array.astype(np.float64)
     if not np.isfinite(array).all():
         raise InputError(f"finite numbers at `{where}`", "a number beyond 1e308")
-    return array.reshape(shape)
+    return array
 
 
 def read_npz(body: Buffer, known: Mapping[str, int], most: int) -> dict[str, np.ndarray]:

@@ -1,13 +1,15 @@
 """A small operator of each problem, and a server in front of them."""
 
+import asyncio
 import base64
+import contextlib
 import dataclasses
-import http.client
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from oformer.meshes.airfoil import Naca
 from oformer.models import OFormerConfig, Operator
 from oformer.models.oformer import Decoder, Encoder, Propagator, Query
 from oformer.playground.api import Limits, Service
-from oformer.playground.server import Server
+from oformer.playground.asgi import Playground
+from oformer.playground.server import Server, listen
 from oformer.predict import Predictor
 from oformer.problems import Airfoil, Burgers, Darcy, Electrostatics, Magnetostatics, NavierStokes
 from oformer.solvers.euler_fv import Numerics
@@ -88,51 +91,96 @@ def service(predictors: dict[str, Predictor]) -> Service:
 
 
 @pytest.fixture(scope="session")
-def server(service: Service) -> Iterator[Server]:
-    server = Server(service)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+def app(service: Service) -> Playground:
+    return Playground(service)
+
+
+@contextlib.contextmanager
+def serving(app: Playground, **options: Any) -> Iterator[int]:
+    """The port at which an application is served, by uvicorn in a thread."""
+    listener = listen("127.0.0.1", 0)
+    server = Server(app, **{"lifespan": "off", **options})
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    yield server
-    server.shutdown()
-    server.stop()
-    thread.join()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def port(service: Service) -> Iterator[int]:
+    with serving(Playground(service)) as port:
+        yield port
+
+
+async def ask(app: Any, method: str, path: str, body: Any = b"", headers: dict[str, str] | None = None):
+    """Status, headers and body that an application answers.
+
+    Args:
+        body: whole, or in parts with seconds between them; a client whose last part is not empty leaves.
+    """
+    parts, part = iter([body] if isinstance(body, bytes) else body), b""
+    named = {"Host": "127.0.0.1", "Content-Length": str(len(body)) if isinstance(body, bytes) else None}
+    named = {name.lower(): value for name, value in {**named, **(headers or {})}.items() if value is not None}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": unquote(path), "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": None,
+        "server": None, "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }  # fmt: skip
+    answered, said = asyncio.Event(), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal part
+        for part in parts:
+            if isinstance(part, bytes):
+                return {"type": "http.request", "body": part, "more_body": part != b"" and not isinstance(body, bytes)}
+            await asyncio.sleep(part)
+        if isinstance(body, bytes) or part == b"":  # the client waits; others have left in a pause
+            await answered.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        said.append(message)
+
+    with contextlib.suppress(ZeroDivisionError):  # is answered first, and then passed on to the server
+        await app(scope, receive, send)
+    answered.set()
+    said_headers = {name.decode(): value.decode() for name, value in said[0]["headers"]}
+    return said[0]["status"], said_headers, b"".join(message["body"] for message in said[1:])
 
 
 class Client:
-    """One connection to a server, as a program would use it."""
+    """Asks an application within this process, without a socket."""
 
-    def __init__(self, server: Server, seconds: float = 60):
-        self.port = server.server_address[1]
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+    def __init__(self, app: Any, runner: asyncio.Runner):
+        self.app, self.runner = app, runner
 
-    def raw(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+    def raw(self, method: str, path: str, body: Any = b"", headers: dict[str, str] | None = None):
         """Status, headers and body."""
-        self.connection.request(method, path, body, headers or {})
-        response = self.connection.getresponse()
-        return response.status, response.headers, response.read()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.connection.close()
+        return self.runner.run(ask(self.app, method, path, body, headers))
 
     def get(self, path: str) -> tuple[int, Any]:
         status, _, body = self.raw("GET", path)
         return status, json.loads(body)
 
     def post(self, path: str, content: Any) -> tuple[int, Any]:
-        headers = {"Content-Type": "application/json"}
-        status, _, body = self.raw("POST", path, json.dumps(content).encode(), headers)
+        status, _, body = self.raw("POST", path, json.dumps(content).encode(), {"Content-Type": "application/json"})
         return status, json.loads(body)
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def client(app: Playground, runner: asyncio.Runner) -> Client:
+    return Client(app, runner)
 
 
 def decoded(array: dict[str, Any]) -> np.ndarray:
     """An array as the page reads it."""
     return np.frombuffer(base64.b64decode(array["base64"]), array["type"]).reshape(array["shape"])
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server) as client:
-        yield client

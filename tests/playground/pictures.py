@@ -2,13 +2,13 @@
 
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 from oformer.playground.api import Service, named
-from oformer.playground.server import Server
+from oformer.playground.asgi import Playground
 from oformer.predict import Predictor
 from tests.playground.chromium import Page
+from tests.playground.conftest import serving
 
 IMAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "images"
 SIZE = (1280, 700)
@@ -17,13 +17,12 @@ CHARGES = ((0.14, 0.3), (0.4, 0.87), (0.86, 0.55))  # on the U, as shares of the
 
 def draw(sources: list[str], folder: Path = IMAGES) -> None:
     """One picture for each operator with the solver beside it, and one on a phone in the dark."""
-    service = Service(named([Predictor(source, "cpu", warn=False) for source in sources]))
-    server = Server(service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+    predictors = [Predictor(source, "cpu", warn=False) for source in sources]
+    service = Service(dict(zip(named(one.checkpoint.name for one in predictors), predictors, strict=True)))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, serving(Playground(service)) as port:
         page = Page(Path(profile))
         page.size(*SIZE)
-        page.open(server.address)
+        page.open(f"http://127.0.0.1:{port}/")
         page.until("globalThis.playground?.answer && playground.settled()", 300)
         page.js("document.getElementById('compare').click()")
         for name, served in service.models.items():
@@ -37,8 +36,6 @@ def draw(sources: list[str], folder: Path = IMAGES) -> None:
             show(page, name, served.scene.kind)
         page.picture(folder / "playground-phone.png", full=False)
         page.close()
-    server.shutdown()
-    server.stop()
 
 
 def show(page: Page, name: str, kind: str) -> None:

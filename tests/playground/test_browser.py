@@ -7,7 +7,6 @@ import pytest
 
 from oformer.playground import api
 from oformer.playground.scenes.base import Sensors
-from oformer.playground.server import Server
 from oformer.playground.starting_resolution import Start
 from tests.playground.chromium import Page, executable
 
@@ -22,10 +21,10 @@ EMPTY = """(id) => {
 
 
 @pytest.fixture(scope="module")
-def page(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     page = Page(tmp_path_factory.mktemp("chromium"))
     page.size(1200, 900)
-    page.open(server.address)
+    page.open(f"http://127.0.0.1:{port}/")
     page.until("globalThis.playground?.answer != null")
     yield page
     page.close()

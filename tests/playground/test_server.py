@@ -1,37 +1,36 @@
 """Over HTTP: the answers are the predictor's, everything else is refused with a sentence, and nothing is mixed up."""
 
+import asyncio
 import dataclasses
-import functools
+import gzip
 import io
 import json
 import os
 import random
 import re
-import signal
-import socket
-import subprocess
 import sys
 import threading
-import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from oformer.cli import main
 from oformer.errors import InputError
 from oformer.fields import Field
+from oformer.playground import asgi
 from oformer.playground.api import Limits, Service, named
+from oformer.playground.asgi import Playground, create_app
 from oformer.playground.openapi import NPZ, play_schema
 from oformer.playground.requests import check_json
 from oformer.playground.scenes.base import Sensors
-from oformer.playground.server import Server, serve
+from oformer.playground.server import listen
 from oformer.predict import Predictor
-from tests.playground.conftest import FAMILIES, Client, decoded
+from tests.playground.conftest import FAMILIES, Client, ask, decoded
 
 JSON = {"Content-Type": "application/json"}
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -72,19 +71,18 @@ def test_predictions_in_json_and_in_binary_are_the_predictors(name, client, pred
     query = {f"query_{key}": tensor.numpy() for key, tensor in content["query"].items()}
     np.savez(buffer, **{key: tensor.numpy() for key, tensor in content["input"].items()}, **query)
     status, headers, body = client.raw("POST", f"/v1/models/{name}/predict", buffer.getvalue(), {"Content-Type": NPZ})
-    assert (status, headers["Content-Type"]) == (200, NPZ)
+    assert (status, headers["content-type"]) == (200, NPZ)
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         np.testing.assert_allclose(arrays["values"], truth, rtol=1e-5, atol=1e-6 * np.abs(truth).max())
         np.testing.assert_array_equal(arrays["coords"], content["query"]["coords"].numpy())
 
 
-def test_the_examples_of_the_docs_work_as_they_stand(client, server, predictors):
+def test_the_examples_of_the_docs_work_as_they_stand(client, port, predictors):
     """But for the address and the name of the operator."""
     text = (ROOT / "docs" / "serving.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    code = next(code for code in re.findall(r"```python\n(.*?)```", text, re.S) if "urlopen" in code)
     names: dict[str, Any] = {}
-    address = server.address.rstrip("/")
-    exec(code.replace("http://127.0.0.1:8760", address).replace("burgers-demo", "burgers"), names)
+    exec(code.replace("127.0.0.1:8760", f"127.0.0.1:{port}").replace("burgers-demo", "burgers"), names)
     assert names["answer"]["values"].shape == (1, 1000, 1)
     names["answer"].close()
     (content,) = re.findall(r"```json\n(.*?)```", text, re.S)
@@ -134,9 +132,7 @@ def test_the_description_lists_what_there_is_and_is_what_is_checked(client, serv
     # Every address that it names answers, and with no method that it does not name.
     for path, methods in description["paths"].items():
         for method in ("get", "post"):
-            status, _, _ = client.raw(
-                method.upper(), path.replace("{name}", "burgers"), b"{}" if method == "post" else None
-            )
+            status, _, _ = client.raw(method.upper(), path.replace("{name}", "burgers"), b"{}")
             assert (status == 405) == (method not in methods), (method, path)
 
 
@@ -144,12 +140,13 @@ def test_the_page_comes_with_its_files_and_nothing_from_elsewhere(client):
     for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/style.css", "text/css")):
         status, headers, body = client.raw("GET", path)
         assert status == 200
-        assert headers["Content-Type"].startswith(kind)
-        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert headers["content-type"].startswith(kind)
+        assert "default-src 'none'" in headers["content-security-policy"]
         assert not re.findall(rb"(?:https?:)?//[a-z0-9.]+\.[a-z]{2,}", body)
-    status, headers, body = client.raw("HEAD", "/")
-    assert (status, body) == (200, b"")
-    assert int(headers["Content-Length"]) > 1000
+        status, headers, packed = client.raw("GET", path, headers={"Accept-Encoding": "gzip"})
+        assert headers["content-encoding"] == "gzip"
+        assert gzip.decompress(packed) == body
+        assert len(packed) < len(body) / 2
 
 
 @pytest.mark.parametrize(
@@ -207,7 +204,6 @@ def test_a_wrong_question_is_answered_with_a_sentence(case, client, predictors):
     status, answer = client.post(path, content)
     assert status == 422, answer
     assert re.search(sentence, answer["error"]), answer["error"]
-    assert client.get("/health")[0] == 200  # on the same connection
 
 
 @pytest.mark.parametrize(
@@ -245,105 +241,149 @@ def test_playing_knows_its_choices(client):
         assert "Expected" in answer["error"]
 
 
-def test_other_hosts_and_other_pages_are_turned_away(client, server):
-    port = client.port
+def test_other_hosts_are_turned_away(client, service, runner):
+    lab = Client(Playground(service, ["lab.example"]), runner)
     for host, status in (
-        (f"127.0.0.1:{port}", 200), (f"localhost:{port}", 200), (f"[::1]:{port}", 200), ("evil.example", 421),
-        (f"localhost.evil.example:{port}", 421), ("", 421), ("[::1", 421), ("127.0.0.1.nip.io", 421),
+        ("127.0.0.1", 200), ("localhost:80", 200), ("[::1]:8760", 200), ("evil.example", 421), ("lab.example", 421),
+        ("localhost.evil.example:80", 421), ("", 421), ("[::1", 421), ("127.0.0.1.nip.io", 421),
     ):  # fmt: skip
         assert client.raw("GET", "/health", headers={"Host": host})[0] == status, host
-    body = json.dumps({"index": 0}).encode()
-    ours, theirs = f"http://127.0.0.1:{port}", "https://evil.example"
-    path = "/v1/models/burgers/draw"
-    assert client.raw("POST", path, body, {**JSON, "Origin": ours})[0] == 200
-    status, headers, _ = client.raw("POST", path, body, {**JSON, "Origin": theirs})
-    assert status == 403
-    assert not [name for name in headers if name.lower().startswith("access-control")]
-    assert client.raw("OPTIONS", path, headers={"Origin": theirs})[0] == 405
-    named_server = Server(server.service, name="lab.example")
-    assert "lab.example" in named_server.names
-    named_server.stop(0)
+        assert lab.raw("GET", "/health", headers={"Host": host})[0] == (200 if host == "lab.example" else status), host
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://127.0.0.1"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:81"}, 403),
+        # Behind a proxy that ends TLS: it says so, the browser does, or nobody.
+        ({"Origin": "https://lab.example", "Host": "lab.example", "X-Forwarded-Proto": "https"}, 200),
+        ({"Origin": "http://lab.example", "Host": "lab.example", "X-Forwarded-Proto": "https"}, 403),
+        ({"Origin": "https://lab.example", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "https://lab.example", "Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "https://lab.example", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "http://127.0.0.1", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "https://lab.example", "Host": "lab.example"}, 403),
+    ],
+)
+def test_other_pages_are_turned_away_and_ones_own_is_not_behind_a_proxy(headers, status, service, runner):
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # as uvicorn has it before the application
+
+    client = Client(ProxyHeadersMiddleware(Playground(service, ["lab.example"]), "*"), runner)
+    got, answered, _ = client.raw("POST", "/v1/models/burgers/draw", b'{"index": 0}', {**JSON, **headers})
+    assert got == status
+    assert not [name for name in answered if name.startswith("access-control")]
+    assert client.raw("OPTIONS", "/v1/models/burgers/draw", headers=headers)[0] == (405 if status == 200 else 403)
 
 
 def test_bodies_are_bounded_and_typed(client):
     path = "/v1/models/burgers/predict"
     assert client.raw("POST", path, b"{}", {"Content-Type": "text/plain"})[0] == 415
-    assert client.raw("POST", path, b"{}", {**JSON, "Content-Length": "x"})[0] == 400
-    client.connection.close()
-    status, _, body = client.raw("POST", path, b" " * (2**20 + 1), JSON)
-    assert status == 413
-    assert "1,048,576" in json.loads(body)["error"]
-    client.connection.close()
-    assert client.raw("POST", path, b"{}", {**JSON, "Transfer-Encoding": "chunked"})[0] == 411
-    client.connection.close()
-    assert client.raw("POST", "/v1/models/unheard/predict", b"{}", JSON)[0] == 404
-    assert client.raw("GET", path)[0] == 405
-    assert client.raw("POST", "/health", b"{}", JSON)[0] == 405
-    assert client.raw("DELETE", path)[0] == 405
+    for body, headers in ((b" " * (2**20 + 1), JSON), (17 * [b" " * 2**16] + [b""], JSON)):  # announced, and in chunks
+        status, _, answer = client.raw("POST", path, body, headers)
+        assert status == 413
+        assert "1,048,576" in json.loads(answer)["error"]
+    for method, target, status in (
+        ("POST", "/v1/models/unheard/predict", 404), ("GET", path, 405), ("POST", "/health", 405), ("DELETE", path, 405)
+    ):  # fmt: skip
+        code, headers, answer = client.raw(method, target, b"{}", JSON)
+        assert code == status
+        assert "Expected" in json.loads(answer)["error"]
+        assert ("allow" in headers) == (status == 405)
 
 
-def spoken(server: Server, text: bytes, wait: float = 5.0) -> bytes:
-    """What the server says to bytes that no library would send."""
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=wait) as connection:
-        connection.sendall(text)
-        connection.shutdown(socket.SHUT_WR)
-        answer = b""
-        try:
-            while chunk := connection.recv(65536):
-                answer += chunk
-        except (TimeoutError, ConnectionError):
-            pass
-        return answer
+def test_a_body_in_chunks_is_one_body(client, predictors):
+    content = question(predictors["burgers"])
+    body = json.dumps(as_json(content)).encode()
+    parts = [body[:40], 0.01, body[40:90], body[90:], b""]
+    status, _, answer = client.raw("POST", "/v1/models/burgers/predict", parts, JSON)
+    assert status == 200, answer
+    np.testing.assert_allclose(json.loads(answer)["values"], expected(predictors["burgers"], content), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        (b"GET / HTTP/2.0\r\n\r\n", 400),
-        (b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\nHost: localhost\n\n", 400),
-        (b"BREW /pot HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
-        (b"POST /v1/models/burgers/draw HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-         b"Content-Length: 50\r\n\r\n{}", 400),
-    ],
-)  # fmt: skip
-def test_requests_that_are_hardly_any(text, status, server):
-    answer = spoken(server, text)
-    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:80]
-    assert b'{"error":"Expected' in answer
+def test_a_body_below_the_least_pace_is_ended_and_one_at_the_pace_is_not(client, monkeypatch):
+    monkeypatch.setattr(asgi, "FIRST", 0.1)
+    monkeypatch.setattr(asgi, "RATE", 100)
+    slow = [b'{"index"', 0.05, *([b" ", 0.05] * 20), b": 0}", b""]
+    status, _, answer = client.raw("POST", "/v1/models/burgers/draw", slow, JSON)
+    assert status == 408, answer
+    paced = [b'{"index"', *([b" " * 10, 0.05] * 6), b": 0}", b""]  # 200 bytes a second
+    assert client.raw("POST", "/v1/models/burgers/draw", paced, JSON)[0] == 200
 
 
-def test_a_client_that_leaves_costs_nothing(server, client):
-    """Its request is taken off the line without being answered."""
-    begun, end = threading.Event(), threading.Event()
-    threading.Thread(target=lambda: server.answers.do(lambda: (begun.set(), end.wait(10))), daemon=True).start()
-    assert begun.wait(60)
-    body = json.dumps({"index": 0}).encode()
-    drawn = []
-    service = server.service
-    original, service.draw = service.draw, lambda name, index: drawn.append(name)
-    try:
-        with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
-            head = "POST /v1/models/burgers/draw HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            while not len(server.answers):
-                time.sleep(0.01)
-        end.set()
-        server.answers.do(lambda: None)
-    finally:
-        service.draw = original
-    assert not drawn
+def test_it_is_mounted_in_another_application_under_a_prefix(app, runner, predictors):
+    client = Client(Starlette(routes=[Mount("/pde", app)]), runner)
+    assert client.get("/pde/health")[1]["models"] == len(FAMILIES)
+    content = question(predictors["darcy"])
+    status, answer = client.post("/pde/v1/models/darcy/predict", as_json(content))
+    assert status == 200, answer
+    np.testing.assert_allclose(answer["values"], expected(predictors["darcy"], content), rtol=1e-4)
+    assert client.get("/pde/openapi.json")[1]["servers"] == [{"url": "/pde"}]
+    status, answer = client.get("/pde/unheard")
+    assert (status, "Expected" in answer["error"]) == (404, True)
+    page = client.raw("GET", "/pde/")[2].decode() + client.raw("GET", "/pde/app.js")[2].decode()
+    assert not re.findall(r"""(?:href|src)="/|ask\([`"']/""", page)  # the page asks relative to itself
 
 
-def asked(server: Server):
-    with Client(server) as client:
-        return client.raw("POST", "/v1/models/burgers/draw", b'{"index": 0}', JSON)
+def test_what_is_served_is_counted_for_prometheus(service, runner):
+    client = Client(Playground(service), runner)
+    client.post("/v1/models/burgers/draw", {"index": 0})
+    client.post("/v1/models/burgers/draw", {"index": -1})
+    client.post("/v1/models/unheard/draw", {"index": 0})
+    client.get('/"no{such}address')
+    status, headers, body = client.raw("GET", "/metrics")
+    assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
+    values = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#"))
+    assert values['oformer_requests_total{route="draw",model="burgers",status="200"}'] == "1"
+    assert values['oformer_requests_total{route="draw",model="burgers",status="422"}'] == "1"
+    assert values['oformer_requests_total{route="draw",model="",status="404"}'] == "1"
+    assert values['oformer_requests_total{route="none",model="",status="404"}'] == "1"
+    assert float(values['oformer_request_seconds_total{route="draw",model="burgers"}']) > 0
+    assert values["oformer_active"] == "1"
+
+
+def test_operators_are_loaded_when_they_are_asked_for(predictors, runner):
+    loaded = []
+    models = {name: lambda name=name: loaded.append(name) or predictors[name] for name in ("burgers", "darcy")}
+    client = Client(Playground(Service(models)), runner)
+    assert client.get("/health")[0] == 200
+    assert not loaded
+    assert client.post("/v1/models/darcy/draw", {"index": 0})[0] == 200
+    assert client.post("/v1/models/darcy/draw", {"index": 1})[0] == 200
+    assert loaded == ["darcy"]
+    assert [model["name"] for model in client.get("/v1/models")[1]["models"]] == ["burgers", "darcy"]
+    assert loaded == ["darcy", "burgers"]
+
+
+def test_what_many_ask_at_once_is_answered_in_batches_and_each_gets_its_own(app, runner, predictors, monkeypatch):
+    """Of one shape; another shape, and what is refused, disturb nobody."""
+    predictor, sizes = predictors["burgers"], []
+    original = type(predictor).__call__
+
+    def record(self, field, *rest):
+        sizes.append(field.coords.shape[0] if field.coords.ndim == 3 else 1)
+        return original(self, field, *rest)
+
+    monkeypatch.setattr(type(predictor), "__call__", record)
+    contents = [question(predictor, points=7 if i == 5 else 12, seed=i) for i in range(16)]
+    requests = [as_json(content) for content in contents]
+    requests[3]["input"]["values"] = [3e38] * 12
+
+    async def all_of_them():
+        path, bodies = "/v1/models/burgers/predict", [json.dumps(request).encode() for request in requests]
+        return await asyncio.gather(*(ask(app, "POST", path, body, JSON) for body in bodies))
+
+    answers = runner.run(all_of_them())
+    monkeypatch.undo()
+    assert max(sizes) > 4
+    assert sum(sizes) == 16
+    for i, (status, _, body) in enumerate(answers):
+        assert status == (422 if i == 3 else 200), body
+        if i != 3:
+            truth = expected(predictor, contents[i]).numpy()
+            np.testing.assert_allclose(json.loads(body)["values"], truth, rtol=1e-4, atol=1e-6)
 
 
 def test_a_large_answer_is_for_binary_alone(predictors, client):
@@ -362,70 +402,68 @@ def test_a_large_answer_is_for_binary_alone(predictors, client):
         assert arrays["values"].shape == (200, 4096, 1)
 
 
-def test_a_full_line_is_a_503_that_says_when_to_come_again(predictors):
-    server = Server(Service({"burgers": predictors["burgers"]}, Limits(waiting=1)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    begun, end = threading.Event(), threading.Event()
-    threading.Thread(target=lambda: server.answers.do(lambda: (begun.set(), end.wait(10))), daemon=True).start()
-    assert begun.wait(60)
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(asked, server) for _ in range(4)]
-        while sum(future.done() for future in futures) < 3:
-            time.sleep(0.01)
+def occupied(app: Playground) -> threading.Event:
+    """Give the queue a job that ends when told to."""
+    end = threading.Event()
+    app.answers._thread.submit(end.wait, 60)
+    return end
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_again_and_who_leaves_costs_nothing(predictors, runner):
+    app = Playground(Service({"burgers": predictors["burgers"]}, Limits(waiting=1)))
+    end, drawn = occupied(app), []
+    app.service.draw = lambda name, index: drawn.append(index) or {}
+
+    async def test():
+        def draw(index):
+            return asyncio.create_task(ask(app, "POST", "/v1/models/burgers/draw", b'{"index": %d}' % index, JSON))
+
+        leaves = asyncio.create_task(ask(app, "POST", "/v1/models/burgers/draw", [b'{"index": 9}', b"", 0.05], JSON))
+        while not len(app.answers):
+            await asyncio.sleep(0.01)
+        assert (await leaves)[0] == 499
+        tasks = [draw(i) for i in range(4)]
+        refused = [await task for task in tasks[1:]]  # the first one waits
         end.set()
-        answers = [future.result() for future in futures]
-    statuses = sorted(status for status, _, _ in answers)
-    assert statuses == [200, 503, 503, 503]
-    refused = next(answer for answer in answers if answer[0] == 503)
-    assert int(refused[1]["Retry-After"]) >= 1
-    assert "waiting" in json.loads(refused[2])["error"]
-    server.shutdown()
-    server.stop()
+        return [await tasks[0], *refused]
+
+    answers = runner.run(test())
+    assert [status for status, _, _ in answers] == [200, 503, 503, 503]
+    assert int(answers[1][1]["retry-after"]) >= 1
+    assert "waiting" in json.loads(answers[1][2])["error"]
+    assert drawn == [0]
 
 
-def test_a_mistake_of_ours_is_a_500_without_its_story(client, server, monkeypatch, capsys):
-    monkeypatch.setattr(server.service, "draw", lambda name, index: 1 / 0)
+def test_a_mistake_of_ours_is_a_500_without_its_story(client, service, monkeypatch):
+    monkeypatch.setattr(service, "draw", lambda name, index: 1 / 0)
     status, answer = client.post("/v1/models/burgers/draw", {"index": 0})
     assert status == 500
     assert "ZeroDivision" not in answer["error"]
-    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-# ---- many at once, and many that are wrong
+# ---- memory
 
 
-def concurrent(server: Server, predictors, count: int, threads: int) -> None:
-    """Each of many clients asks something else at the same moment, and gets its own answer, after a no or at once."""
-    name = "burgers"
-    contents = [question(predictors[name], points=4 + i % 9, seed=i) for i in range(count)]
-    gate = threading.Barrier(threads)
+def test_large_bodies_and_answers_share_the_memory(predictors, runner, monkeypatch):
+    """While one is at work, another is told to come again; small ones are answered."""
+    app = Playground(Service({"burgers": predictors["burgers"]}, Limits(memory=300_000)))
+    end, body = occupied(app), json.dumps(as_json(question(predictors["burgers"]))).encode()
 
-    def one(i: int) -> np.ndarray:
-        if i < threads:
-            gate.wait(60)
-        request = json.dumps(as_json(contents[i])).encode()
-        with Client(server, seconds=600) as client:
-            while True:
-                status, headers, body = client.raw("POST", f"/v1/models/{name}/predict", request, JSON)
-                if status != 503:
-                    assert status == 200, body
-                    return np.array(json.loads(body)["values"])
-                time.sleep(int(headers["Retry-After"]) * (0.5 + i % 100 / 100))  # as told, and not all at once
+    async def test():
+        path = "/v1/models/burgers/predict"
+        large = asyncio.create_task(ask(app, "POST", path, body + b" " * 200_000, JSON))
+        small = asyncio.create_task(ask(app, "POST", path, body, JSON))
+        while len(app.answers) < 2:
+            await asyncio.sleep(0.01)
+        assert (await ask(app, "POST", path, body + b" " * 200_000, JSON))[0] == 503
+        end.set()
+        assert (await large)[0] == (await small)[0] == (await ask(app, "POST", path, body, JSON))[0] == 200
+        assert app.room.held == 0
 
-    with ThreadPoolExecutor(threads) as pool:
-        answers = list(pool.map(one, range(count)))
-    for content, answer in zip(contents, answers, strict=True):
-        truth = expected(predictors[name], content).numpy()
-        np.testing.assert_allclose(answer, truth, rtol=1e-4, atol=1e-6)
+    runner.run(test())
 
 
-def test_answers_are_neither_lost_nor_mixed(server, predictors):
-    concurrent(server, predictors, 48, 48)
-
-
-@pytest.mark.slow
-def test_a_thousand_at_once(server, predictors):
-    concurrent(server, predictors, 1000, 1000)
+# ---- many that are wrong
 
 
 JUNK: tuple[Any, ...] = (
@@ -458,7 +496,7 @@ def spoilt(content: Any, dice: random.Random) -> Any:
     return changed
 
 
-def fuzz(server: Server, predictors, service, count: int, seed: int) -> dict[int, int]:
+def fuzz(client: Client, predictors, service, count: int, seed: int) -> dict[int, int]:
     """Malformed requests of all kinds, one after another; the statuses that came back, with how often."""
     dice = random.Random(seed)
     valid: dict[str, list[dict[str, Any]]] = {"predict": [], "play": [], "solve": [], "draw": [{"index": 0}]}
@@ -477,50 +515,32 @@ def fuzz(server: Server, predictors, service, count: int, seed: int) -> dict[int
     np.savez(buffer, coords=np.random.default_rng(0).random((9, 1)), values=np.ones((1, 9, 1)), times=np.array(1))
     archive = buffer.getvalue()
     seen: dict[int, int] = {}
-    client = Client(server)
     for _ in range(count):
         kind = dice.random()
-        if kind < 0.05:
-            noise = dice.randbytes(dice.randrange(1, 200))
-            head = dice.choice(
-                [b"", b"GET ", b"POST /v1/models HTTP/1.1\r\nHost: localhost\r\n", b"GET / HTTP/1.1\r\n"]
-            )
-            answer = spoken(server, head + noise + b"\r\n\r\n", 3.0)
-            status = int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 400
+        name, action = dice.choice(names), dice.choice(list(valid))
+        headers, path = dict(JSON), f"/v1/models/{name}/{action}"
+        if kind < 0.75:
+            content = bodies[name][action]
+            for _ in range(dice.randrange(1, 4)):
+                content = spoilt(content, dice)
+            body = json.dumps(content).encode()
+        elif kind < 0.85:
+            body = bytearray(json.dumps(bodies[name][action]).encode())
+            for _ in range(dice.randrange(1, 6)):
+                body[dice.randrange(len(body))] = dice.randrange(256)
+            body = bytes(body)
         else:
-            name, action = dice.choice(names), dice.choice(list(valid))
-            headers, path = dict(JSON), f"/v1/models/{name}/{action}"
-            if kind < 0.75:
-                content = bodies[name][action]
-                for _ in range(dice.randrange(1, 4)):
-                    content = spoilt(content, dice)
-                body = json.dumps(content).encode()
-            elif kind < 0.85:
-                body = bytearray(json.dumps(bodies[name][action]).encode())
-                for _ in range(dice.randrange(1, 6)):
-                    body[dice.randrange(len(body))] = dice.randrange(256)
-                body = bytes(body)
-            else:
-                body = bytearray(archive)
-                for _ in range(dice.randrange(1, 8)):
-                    body[dice.randrange(len(body))] = dice.randrange(256)
-                body = bytes(body[: dice.choice([len(body), dice.randrange(len(body))])])
-                headers, path = {"Content-Type": NPZ}, "/v1/models/burgers/predict"
-            if dice.random() < 0.05:
-                path = dice.choice(
-                    ["/", "/v1", path + "/x", path.replace("models", "m"), "/%ff", "/v1/models/%00/play"]
-                )
-            if dice.random() < 0.05:
-                headers[dice.choice(["Host", "Content-Type", "Origin", "Expect"])] = dice.choice(
-                    ["x", "", "100-continue"]
-                )
-            try:
-                status = client.raw(dice.choice(["POST"] * 9 + ["PUT"]), path, body, headers)[0]
-            except OSError:
-                client.connection.close()
-                continue
+            body = bytearray(archive)
+            for _ in range(dice.randrange(1, 8)):
+                body[dice.randrange(len(body))] = dice.randrange(256)
+            body = bytes(body[: dice.choice([len(body), dice.randrange(len(body))])])
+            headers, path = {"Content-Type": NPZ}, "/v1/models/burgers/predict"
+        if dice.random() < 0.05:
+            path = dice.choice(["/", "/v1", path + "/x", path.replace("models", "m"), "/%ff", "/v1/models/%00/play"])
+        if dice.random() < 0.05:
+            headers[dice.choice(["Host", "Content-Type", "Origin", "Expect"])] = dice.choice(["x", "", "100-continue"])
+        status = client.raw(dice.choice(["POST"] * 9 + ["PUT"]), path, body, headers)[0]
         seen[status] = seen.get(status, 0) + 1
-    client.connection.close()
     return seen
 
 
@@ -530,98 +550,69 @@ def resident() -> int:
 
 
 def check_fuzz(seen: dict[int, int], count: int) -> None:
-    assert sum(seen.values()) > 0.97 * count, seen
+    assert sum(seen.values()) == count, seen
     assert not [status for status in seen if status >= 500], seen
     assert sum(n for status, n in seen.items() if 400 <= status < 500) > 0.8 * count, seen
 
 
-def test_malformed_requests_never_break_it(server, predictors, service):
-    check_fuzz(fuzz(server, predictors, service, 300, seed=1), 300)
+def test_malformed_requests_never_break_it(client, predictors, service):
+    check_fuzz(fuzz(client, predictors, service, 300, seed=1), 300)
 
 
 @pytest.mark.slow
-def test_ten_thousand_malformed_requests(server, predictors, service):
-    fuzz(server, predictors, service, 500, seed=2)  # what is kept is filled first
+def test_ten_thousand_malformed_requests(client, predictors, service):
+    fuzz(client, predictors, service, 500, seed=2)  # what is kept is filled first
     before = resident()
-    check_fuzz(fuzz(server, predictors, service, 10_000, seed=3), 10_000)
+    check_fuzz(fuzz(client, predictors, service, 10_000, seed=3), 10_000)
     assert resident() - before < 150e6
-    with Client(server) as client:
-        assert client.get("/health")[0] == 200
+    assert client.get("/health")[0] == 200
 
 
-# ---- starting and stopping
+# ---- starting
 
 
-def test_names_differ_and_fit_into_an_address(predictors):
-    checkpoint = predictors["burgers"].checkpoint
-    strange = dataclasses.replace(checkpoint, name="my run/é")
-    operators = [Predictor(content, "cpu") for content in (checkpoint, checkpoint, strange)]
-    assert list(named(operators)) == ["burgers", "burgers-2", "my-run--"]
+def test_names_differ_and_fit_into_an_address():
+    assert named(["burgers", "burgers", "my run/é", ""]) == ["burgers", "burgers-2", "my-run--", "model"]
 
 
-def test_an_operator_of_data_alone_is_served_without_a_scene(predictors):
+def test_an_operator_of_data_alone_is_served_without_a_scene(predictors, runner):
     alone = Predictor(dataclasses.replace(predictors["burgers"].checkpoint, recipe=None, data=None), "cpu", warn=False)
-    server = Server(Service({"mine": alone}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with Client(server) as client:
-        assert client.get("/v1/models")[1]["models"][0]["scene"] is None
-        assert "play" not in client.get("/v1/models/mine")[1]
-        assert client.post("/v1/models/mine/predict", as_json(question(alone)))[0] == 200
-        status, answer = client.post("/v1/models/mine/draw", {"index": 0})
-        assert status == 422
-        assert "data alone" in answer["error"]
-        assert list(client.get("/openapi.json")[1]["paths"])[-1].endswith("/predict")
-    server.shutdown()
-    server.stop()
+    client = Client(Playground(Service({"mine": alone})), runner)
+    assert client.get("/v1/models")[1]["models"][0]["scene"] is None
+    assert "play" not in client.get("/v1/models/mine")[1]
+    assert client.post("/v1/models/mine/predict", as_json(question(alone)))[0] == 200
+    status, answer = client.post("/v1/models/mine/draw", {"index": 0})
+    assert status == 422
+    assert "data alone" in answer["error"]
+    assert list(client.get("/openapi.json")[1]["paths"])[-1].endswith("/predict")
 
 
-def test_a_port_that_is_taken_is_said_plainly(server, checkpoints):
+def test_the_environment_says_what_an_application_serves(checkpoints, monkeypatch, runner):
+    monkeypatch.setenv("OFORMER_SERVE_MODELS", f"{checkpoints['burgers']},{checkpoints['darcy']}")
+    monkeypatch.setenv("OFORMER_SERVE_NAMES", "lab.example,pde.example")
+    monkeypatch.setenv("OFORMER_SERVE_DEVICE", "cpu")
+    _, _, body = Client(create_app(), runner).raw("GET", "/v1/models", headers={"Host": "pde.example"})
+    assert [model["name"] for model in json.loads(body)["models"]] == ["burgers", "darcy"]
+    monkeypatch.setenv("OFORMER_SERVE_MODELS", "unheard-of")
+    with pytest.raises(InputError, match="unheard-of"):
+        asgi.app  # noqa: B018
+    monkeypatch.delenv("OFORMER_SERVE_MODELS")
+    assert set(create_app([checkpoints["burgers"]]).service.models) == {"burgers"}
+
+
+def test_a_port_that_is_taken_is_said_plainly(port):
     with pytest.raises(InputError, match="--port"):
-        serve([checkpoints["burgers"]], port=server.server_address[1])
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
-def test_the_command_serves_until_it_is_told_to_stop(checkpoints):
-    command = [sys.executable, "-m", "oformer", "serve", str(checkpoints["burgers"]), "--port", "0", "--device", "cpu"]
-    # Who runs the tests in the background may have it ignore this signal, and children would do so, too.
-    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heard)
-    assert process.stderr is not None
-    try:
-        lines = [process.stderr.readline() for _ in range(2)]
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", lines[1])
-        assert found, lines
-        with urllib.request.urlopen(f"{found[0]}health", timeout=30) as response:
-            assert json.load(response)["status"] == "ok"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert "Stopping" in process.stderr.read()
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
-def test_what_is_being_answered_is_answered_before_it_stops(predictors, monkeypatch):
-    server = Server(Service({"burgers": predictors["burgers"]}))
-    loop = threading.Thread(target=server.serve_forever, daemon=True)
-    loop.start()
-    begun, end = threading.Event(), threading.Event()
-    monkeypatch.setattr(server.service, "draw", lambda name, index: {"late": begun.set() or end.wait(10)})
-    with ThreadPoolExecutor(2) as pool:
-        answer = pool.submit(asked, server)
-        assert begun.wait(60)
-        server.shutdown()
-        stopped = pool.submit(server.stop)
-        time.sleep(0.1)
-        assert not stopped.done()
-        end.set()
-        assert answer.result()[::2] == (200, b'{"late":true}')
-        assert stopped.result()
-    loop.join(60)
+        listen("127.0.0.1", port)
 
 
 def test_without_anything_to_serve_the_command_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OFORMER_ZOO", str(tmp_path))
     assert main(["serve"]) == 2
     assert "demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_without_the_extra_the_command_names_it(package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["serve"]) == 2
+    assert "'oformer[serve]'" in capsys.readouterr().err
