@@ -23,6 +23,7 @@ TIMED_STEPS = 6  # enough to see past the slow first ones
 MOST_STEPS = 100_000  # that a time budget is filled with
 FEW_STEPS = 1000  # with fewer, a small model comes further
 SMALL = (48, 2)  # width and depth of one
+FEW_QUERIES = 64  # of a sample, which a step predicts at least
 POINTS_AT_ONCE = 32_768  # in a batch, input points and queries times frames together: bounds memory
 
 
@@ -62,11 +63,17 @@ class Sizes:
             decoder=Decoder(hidden=(max(2, self.width // 2),)),
         )
 
-    def training(self, seed: int) -> Training:
-        """One cycle of the learning rate over all steps, evaluated five times."""
+    def training(self, seed: int, queries: float = 1.0) -> Training:
+        """One cycle of the learning rate over all steps, evaluated five times.
+
+        Args:
+            seed: of the training.
+            queries: share of the query points that a step predicts.
+        """
         return Training(
             steps=self.steps,
             batch=self.batch,
+            queries=queries,
             optimizer=Optimizer(kind="muon", rate=self.rate, matrix_rate=2 * self.rate, clip=(("all", 1.0),)),
             evaluate_every=max(1, self.steps // 5),
             checkpoint_every=self.steps,
@@ -83,8 +90,11 @@ class Sizes:
             held: number of samples to test with.
             seed: of the training.
         """
-        model = self.model(learned.spec.dim, float(learned.sizes()[:, 0].mean()))
-        return Recipe(name, Data(len(learned), held), model, self.training(seed))
+        points, queries = learned.sizes().mean(0).tolist()
+        # In time the cost of a step is at the queries, frame after frame: a quarter of them is as good a sample.
+        share = min(1.0, max(0.25, FEW_QUERIES / queries)) if learned.spec.out_times > 1 else 1.0
+        model = self.model(learned.spec.dim, points)
+        return Recipe(name, Data(len(learned), held), model, self.training(seed, share))
 
 
 def sizes_for(
