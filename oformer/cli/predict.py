@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from oformer.cli.options import Count, Device, Positive, import_recipe_file, refuse_unknown, torch_device
+from oformer.cli.options import Count, Device, Positive, import_recipe_file, torch_device
 from oformer.errors import DamagedCheckpoint, InputError, OutsideTraining
 from oformer.terminal import say
 
@@ -53,7 +53,6 @@ class Predict:
         from oformer.plots.style import picture_format
         from oformer.predict import Predictor, read_field
 
-        refuse_unknown(rest)
         if self.out.suffix.lower() != ".npz":
             raise InputError("a name that ends in .npz for --out", f"`{self.out}`", "Write --out prediction.npz")
         if self.plot is not None:
@@ -68,7 +67,7 @@ class Predict:
         elif self.resolution is not None:
             query = predictor.grid(field, self.resolution)
         with _plain_warnings():
-            answer = predictor(field, query, self.times)
+            answer = predictor(field, query, times=self.times)
         save_npz(self.out, coords=np.asarray(answer.coords), values=np.asarray(answer.values))
         say(f"Wrote {answer.values.shape[0]} frame(s) at {answer.points} points to {self.out}.")
         if self.plot is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import Device, Within, import_recipe_file, program_name, refuse_unknown, torch_device
+from oformer.cli.options import Device, Within, import_recipe_file, program_name, torch_device
 from oformer.errors import InputError
 from oformer.terminal import say
 
@@ -36,7 +36,6 @@ class Serve:
         from oformer.checkpoint import zoo_folder, zoo_names
         from oformer.playground.server import serve
 
-        refuse_unknown(rest)
         import_recipe_file(self.recipe)
         sources = self.models or tuple(f"zoo:{name}" for name in zoo_names())
         if not sources:

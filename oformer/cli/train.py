@@ -1,15 +1,26 @@
 """`oformer train`: a recipe, or data of one's own."""
 
+import math
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from oformer.cli.options import Device, override, program_name, remembered_data, torch_device
+from oformer.cli.options import (
+    Count,
+    CountOrNone,
+    Device,
+    Positive,
+    override,
+    program_name,
+    refuse_unknown,
+    remembered_data,
+    torch_device,
+)
 from oformer.errors import InputError
 from oformer.terminal import say
 
@@ -51,6 +62,16 @@ class Train:
     split: Literal["samples", "points"] = "samples"
     """What the processes of torchrun share out: the samples of a batch, or the points of each sample where one sample
     is too large for a GPU."""
+    steps: Count | None = None
+    """Short for --training.steps."""
+    epochs: Positive | None = None
+    """Steps in passes over the training samples."""
+    batch: Count | None = None
+    """Short for --training.batch."""
+    lr: Positive | None = None
+    """The peak learning rate: --training.optimizer.rate, and its matrix_rate by the same factor."""
+    seed: CountOrNone | None = None
+    """Short for --training.seed."""
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -61,9 +82,26 @@ class Train:
         """The recipe of the command line, with its settings overridden by `rest`."""
         from oformer.experiments.recipes import recipe_named
 
-        if self.name:
-            return override(recipe_named(self.name), rest, self.name)
-        return override(_recipe_from_data(self.data), rest, f"--data {shlex.quote(str(self.data))}")
+        if not self.name and self.data is None:
+            refuse_unknown(rest, "train", self)
+        called = self.name or f"--data {shlex.quote(str(self.data))}"
+        recipe = recipe_named(self.name) if self.name else _recipe_from_data(self.data)
+        return self._shortened(override(recipe, rest, called, self))
+
+    def _shortened(self, recipe: "Recipe") -> "Recipe":
+        """The recipe with the settings that have short names."""
+        training, rate = recipe.training, recipe.training.optimizer.rate
+        told = {"steps": self.steps, "batch": self.batch, "seed": self.seed}
+        training = replace(training, **{name: value for name, value in told.items() if value is not None})
+        if self.lr is not None:
+            scaled = training.optimizer.matrix_rate * self.lr / rate
+            training = replace(training, optimizer=replace(training.optimizer, rate=self.lr, matrix_rate=scaled))
+        if self.epochs is not None:
+            if self.steps is not None:
+                raise InputError("--steps or --epochs", "both", "Leave one of them out")
+            samples = recipe.data.train - recipe.data.validation
+            training = replace(training, steps=math.ceil(self.epochs * samples / training.batch))
+        return replace(recipe, training=training)
 
     def run(self, rest: list[str]) -> int:
         """Train the operator and write its report; the exit status is 130 if training was interrupted."""
@@ -123,7 +161,7 @@ def _recipe_from_data(data: Path | None) -> "Recipe":
     assert isinstance(model, OFormerConfig)
     say(f"Chosen from the data, where you do not say otherwise: {training.steps:,} steps of {training.batch}, "
         f"width {model.encoder.width}, depth {model.encoder.depth}. "
-        "Change any: --training.steps, --model.encoder.width...")  # fmt: skip
+        "Change any: --steps, --model.encoder.width...")  # fmt: skip
     return recipe
 
 

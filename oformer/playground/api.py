@@ -191,7 +191,7 @@ class Service:
         check_codes("the query", query.values, spec.query_categories)
         times = question.times or spec.out_times
         self._check_size(predictor, known, query, times, limits.answer if most is None else most)
-        return _finite(predictor(known, query, times))
+        return _finite(predictor(known, query, times=times))
 
     def draw(self, name: str, index: int) -> dict[str, Any]:
         """A state to begin with."""

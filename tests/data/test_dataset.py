@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oformer import config
 from oformer.data import PointDataset, Store, View, generate
 from oformer.errors import InputError
-from oformer.fields import Card, Field, Sample, Spec
+from oformer.fields import Card, Field, Sample, Spec, collate
 from oformer.meshes.grids import line_weights
 
 
@@ -523,3 +523,10 @@ def test_mistakes_in_arrays(name):
     change, message = MISTAKES[name]
     with pytest.raises(InputError, match=message):
         PointDataset.from_arrays(**({"coords": PLANE, "inputs": ONE, "targets": ONE} | change))
+
+
+def test_a_loader_of_torch_batches_a_dataset(tiny_data):
+    batches = list(torch.utils.data.DataLoader(tiny_data, batch_size=3, collate_fn=collate))
+    assert isinstance(tiny_data, torch.utils.data.Dataset)
+    assert sum(batch.size for batch in batches) == len(tiny_data)
+    assert torch.equal(batches[1].target[0], tiny_data[3].target)
