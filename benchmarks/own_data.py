@@ -377,7 +377,7 @@ def measure(name: str, seed: int, *, minutes: float, samples: int, test: int, de
     learned, held = PROBLEMS[name].generate(samples, test, seed)
     kinds: dict[str, Any] = {kind.name: kind() for kind in BASELINES}
     if minutes > 0:
-        kinds = {"operator": OperatorRegressor(minutes=minutes, seed=seed, device=device), **kinds}
+        kinds = {"operator": OperatorRegressor(minutes=minutes, random_state=seed, device=device), **kinds}
     errors, seconds = {}, {}
     for kind, model in kinds.items():
         start = time.monotonic()

@@ -19,11 +19,13 @@ if TYPE_CHECKING:  # to type checkers, `as` marks a name as public
     from oformer.errors import TrainingDiverged as TrainingDiverged
     from oformer.estimator import OperatorRegressor as OperatorRegressor
     from oformer.experiments.recipes import RECIPES as RECIPES
+    from oformer.experiments.train import train as train
     from oformer.fields import Batch as Batch
     from oformer.fields import Card as Card
     from oformer.fields import Field as Field
     from oformer.fields import Sample as Sample
     from oformer.fields import Spec as Spec
+    from oformer.fields import collate as collate
     from oformer.meshes.voronoi import cell_weights as cell_weights
     from oformer.models.oformer import OFormer as OFormer
     from oformer.models.oformer import OFormerConfig as OFormerConfig
@@ -39,7 +41,6 @@ if TYPE_CHECKING:  # to type checkers, `as` marks a name as public
     from oformer.problems import NavierStokes as NavierStokes
     from oformer.problems import Problem as Problem
     from oformer.training.evaluate import evaluate as evaluate
-    from oformer.training.loop import train as train
     from oformer.training.recipe import Data as Data
     from oformer.training.recipe import Recipe as Recipe
     from oformer.training.recipe import Training as Training
@@ -51,7 +52,8 @@ _HOMES = {
     "oformer.errors": ("InputError", "SolverDiverged", "TrainingDiverged"),
     "oformer.estimator": ("OperatorRegressor",),
     "oformer.experiments.recipes": ("RECIPES",),
-    "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec"),
+    "oformer.experiments.train": ("train",),
+    "oformer.fields": ("Batch", "Card", "Field", "Sample", "Spec", "collate"),
     "oformer.meshes.voronoi": ("cell_weights",),
     "oformer.models.operator": ("Normalization", "Operator"),
     "oformer.models.oformer": ("OFormer", "OFormerConfig"),
@@ -67,7 +69,6 @@ _HOMES = {
         "Problem",
     ),
     "oformer.training.evaluate": ("evaluate",),
-    "oformer.training.loop": ("train",),
     "oformer.training.recipe": ("Data", "Recipe", "Training"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

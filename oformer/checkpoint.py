@@ -4,7 +4,6 @@ It is rebuilt from its model configuration and its spec alone, so using one runs
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,9 @@ from oformer.config import by_name, from_json, to_json
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Card, Spec
 from oformer.files import (
+    CARD,
+    CONFIG,
+    MODEL_CARD,
     listed,
     map_arrays,
     new_folder,
@@ -29,6 +31,8 @@ from oformer.files import (
     write_bytes,
     write_json,
     write_text,
+    zoo_folder,
+    zoo_names,
 )
 from oformer.models import ModelConfig, Normalization, Operator
 from oformer.statistics import Seen
@@ -36,10 +40,10 @@ from oformer.terminal import markdown_table
 
 FORMAT = "oformer-checkpoint"
 VERSION = 1
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+WEIGHTS = "model.safetensors"
 # Both hold the SHA-256 of files beside them under the key `files`: the first one in any checkpoint, the second one in
 # the zoo (`zoo/card.py`), where it lists the journals too.
-CHECKSUMS, MODEL_CARD = "checksums.json", "card.json"
+CHECKSUMS = "checksums.json"
 EDITED = "The file is damaged, was edited by hand, or was written by another version"
 
 
@@ -416,22 +420,6 @@ def model_card(checkpoint: Checkpoint) -> str:
         "Values are in physical units; the normalization is part of the weights. MIT licence.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def zoo_folder() -> Path:
-    """The folder of trained operators: inside an installed package, `zoo/` beside it in a checkout.
-
-    The environment variable OFORMER_ZOO names another one.
-    """
-    chosen, inside = os.environ.get("OFORMER_ZOO"), Path(__file__).parent / "weights"
-    if chosen:
-        return Path(chosen)
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "zoo"
-
-
-def zoo_names() -> list[str]:
-    """The names of the trained operators in that folder."""
-    return sorted(path.parent.name for path in zoo_folder().glob(f"*/{CONFIG}"))
 
 
 def find_checkpoint(source: str | Path) -> Path:

@@ -8,6 +8,7 @@ default of a new field must be what was done before it (trained weights outlive 
 import dataclasses
 import types
 from collections.abc import Iterator
+from numbers import Integral
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from oformer.errors import InputError
@@ -26,6 +27,8 @@ def to_json(value: Any) -> Any:
         return {key: to_json(item) for key, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, Integral):  # of numpy
+        return int(value)
     raise TypeError(f"A configuration holds plain values and dataclasses, not {type(value).__name__}.")
 
 

@@ -37,6 +37,7 @@ _NUMPY_TYPES = {
 
 # Errors of a file system that knows no locks, such as Lustre mounted without them.
 _WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+CONFIG, CARD, MODEL_CARD = "config.json", "README.md", "card.json"  # of a checkpoint, and of one in the zoo
 LOCK = ".lock"  # in a folder that one process at a time may write to: the process that does
 
 
@@ -437,3 +438,19 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
             found = f"{path.stat().st_size} bytes that are none ({error})"
             damaged = "The file is truncated or foreign; make or copy it again"
             raise InputError(f"a safetensors file at {path}", found, damaged) from error
+
+
+def zoo_folder() -> Path:
+    """The folder of trained operators: inside an installed package, `zoo/` beside it in a checkout.
+
+    The environment variable OFORMER_ZOO names another one.
+    """
+    chosen, inside = os.environ.get("OFORMER_ZOO"), Path(__file__).parent / "weights"
+    if chosen:
+        return Path(chosen)
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "zoo"
+
+
+def zoo_names() -> list[str]:
+    """The names of the trained operators in that folder."""
+    return sorted(path.parent.name for path in zoo_folder().glob(f"*/{CONFIG}"))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oformer.errors import unknown_name
+from oformer.errors import InputError, unknown_name
 
 Work = Callable[[], None]
 # Turns work into a replay of it: the same kernels on the same tensors. The number says how often to do the work first
@@ -47,8 +47,23 @@ ROWS: dict[str, str | None] = {
 
 
 def compute_device(asked: torch.device | str | None = None) -> torch.device:
-    """The device that is asked for; by default a GPU if there is one."""
-    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """The device that is asked for, refused where torch has none of it; by default a GPU if there is one."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    if not asked:
+        return here or torch.device("cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:  # torch would list all names that it knows
+        do = "Say cpu, cuda, cuda:1, mps, xpu..., or leave it out"
+        raise InputError("the name of a torch device", f"`{asked}`", do) from None
+    if device.type in ("cpu", "meta"):
+        return device
+    count = torch.accelerator.device_count() if here is not None and here.type == device.type else 0
+    if (device.index or 0) >= count:
+        do = f"Choose {device.type}:0 to {device.type}:{count - 1}" if count else "Use cpu, or install torch for it"
+        kind = "a GPU" if device.type == "cuda" else "a device"
+        raise InputError(f"{kind} that torch can use for `{asked}`", f"{count} of this kind", do)
+    return device
 
 
 def switched_on(row: str) -> bool:

@@ -86,16 +86,19 @@ class Predictor(Described):
 
     def __call__(
         self,
-        field: Field,
+        field: Field | Tensor | np.ndarray,
+        values: Tensor | np.ndarray | Field | None = None,
         query_points: Float[Tensor, "*batch queries dim"] | np.ndarray | Field | None = None,
+        *,
         times: int | None = None,
         chunk: int | None = None,
         answer_on: torch.device | str = "cpu",
     ) -> Field:
-        """Predict.
+        """Predict: `predict(field, query_points)`, or with plain arrays `predict(coords, values, query_points)`.
 
         Args:
-            field: what is known, with or without a batch axis, on any device.
+            field: what is known, with or without a batch axis, on any device; or the coordinates of its points.
+            values: at these coordinates, shaped as for `Field.of`; after a Field, the query points.
             query_points: where to answer; a Field where the model wants query features; by default the input points.
             times: how many steps; by default as many as it was trained for.
             chunk: queries of a sample at once; by default what memory allows. It changes no answer.
@@ -103,8 +106,15 @@ class Predictor(Described):
         """
         if chunk is not None and chunk < 1:
             raise InputError("a chunk of at least one query", str(chunk))
-        if not isinstance(field, Field):
-            raise InputError("a Field of points and values", type(field).__name__, "Give Field.of(coords, values)")
+        if isinstance(field, Field) and values is not None:
+            if query_points is not None:
+                raise InputError("a Field and query points", "a third argument", "The number of frames is `times=`")
+            query_points = values
+        elif not isinstance(field, Field):
+            if values is None or isinstance(values, Field):
+                raise InputError("a Field, or coordinates and their values", type(field).__name__, "Give both arrays")
+            coords = as_tensor("coords", field)
+            field = Field.of(coords[:, None] if coords.ndim == self.spec.dim == 1 else coords, values)
         # One batch of float32 fields, checked.
         times = self.operator.horizon(times)
         query = self._query(field, query_points)

@@ -61,7 +61,7 @@ def _panels(seen: Measured) -> list[lines.Panel]:
     panels, order = [], seen.found.relative.argsort().tolist()
     for label, index in (("best", order[0]), ("median", order[len(order) // 2]), ("worst", order[-1])):
         sample = seen.test[index]
-        answer = seen.predictor(sample.input, sample.query, sample.target.shape[0])
+        answer = seen.predictor(sample.input, sample.query, times=sample.target.shape[0])
         panels.append(lines.Panel(f"{label} of {len(order)}", sample, answer.values))
     return panels
 

@@ -18,7 +18,7 @@ from oformer.training.optimizers import Descent
 from oformer.training.recipe import Training
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "own-data.md"
-SMALL = {"width": 32, "depth": 1, "batch": 4, "steps": 3, "quiet": True, "device": "cpu"}
+SMALL = {"width": 32, "depth": 1, "batch_size": 4, "steps": 3, "quiet": True, "device": "cpu"}
 
 
 def antiderivatives(count: int, seed: int) -> list[dict]:
@@ -44,7 +44,7 @@ def arrays(dim: int = 2, times: int = 2, channels: int = 2, count: int = 6) -> d
 
 @pytest.fixture(scope="module")
 def learned() -> OperatorRegressor:
-    settings = {**SMALL, "batch": 16, "steps": 200, "rate": 4e-3}
+    settings = {**SMALL, "batch_size": 16, "steps": 200, "learning_rate": 4e-3}
     return OperatorRegressor(**settings).fit(antiderivatives(150, seed=0))
 
 
@@ -137,7 +137,7 @@ def test_parameters_are_seen_by_the_model():
     numbers = random.uniform(-1, 1, 100)
     x, noise = random.random((100, 12, 2)), random.normal(size=(100, 12))
     targets = 2 * numbers[:, None] * np.cos(3 * x[..., 0])
-    settings = {**SMALL, "batch": 16, "steps": 150, "rate": 4e-3}
+    settings = {**SMALL, "batch_size": 16, "steps": 150, "learning_rate": 4e-3}
     model = OperatorRegressor(**settings)
     model.fit(coords=x, inputs=noise, targets=targets, parameters={"strength": numbers})
     assert model.parameter_names_ == ("strength",)
@@ -177,7 +177,7 @@ def test_the_same_seed_gives_the_same_and_a_second_fit_starts_anew():
     before = torch.get_rng_state()
     assert np.array_equal(model.fit(**given).errors_, first)
     assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are not touched
-    assert not np.array_equal(model.set_params(seed=1).fit(**given).errors_, first)
+    assert not np.array_equal(model.set_params(random_state=1).fit(**given).errors_, first)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -276,11 +276,11 @@ def test_quiet_is_quiet(capfd):
 
 
 def test_keeps_the_manners_of_scikit_learn():
-    model = OperatorRegressor(width=32, seed=3)
+    model = OperatorRegressor(width=32, random_state=3)
     assert not [name for name in vars(model) if name.endswith("_")]
     assert type(model)(**model.get_params()).get_params() == model.get_params()
     assert model.set_params(depth=2) is model
-    assert repr(model) == "OperatorRegressor(width=32, depth=2, seed=3)"
+    assert repr(model) == "OperatorRegressor(width=32, depth=2, random_state=3)"
     with pytest.raises(InputError, match=r"got `widht`\. Did you mean `width`\?"):
         model.set_params(widht=64)
 
@@ -373,7 +373,7 @@ def test_mistakes_in_samples_are_sentences(change, sentence):
         ({"minutes": 0}, "`minutes` above zero"),
         ({"test_fraction": 1.0}, "a `test_fraction` between 0 and 1"),
         ({"attention": "galerkn"}, r"the name of a attention, got `galerkn`\. Did you mean `galerkin`"),
-        ({"rate": -1.0}, "a `rate` above zero"),
+        ({"learning_rate": -1.0}, "a `learning_rate` above zero"),
     ],
 )
 def test_mistakes_in_settings_are_sentences(settings, sentence):

@@ -418,3 +418,17 @@ def test_arrays_of_any_layout_give_the_same_answer(predict, tiny_data):
         Field.of(coords, values.astype(np.complex64))
     with pytest.raises(InputError, match="real numbers in `query_points`, got the type <U1"):
         predict(tiny_data[0].input, np.full((3, 1), "a"))
+
+
+def test_plain_arrays_are_the_field_that_they_make(tiny_data):
+    """`predict(x, u, q)` is `predict(Field.of(x, u), q)`, also for lists, and on a line without an axis of space."""
+    predict, known = predictor_of(tiny_data, frames=2), tiny_data[0].input
+    x, u, q = (array.numpy() for array in (known.coords, known.values, torch.rand(9, 1)))
+    expected = predict(Field.of(x, u), q, times=2).values
+    assert torch.equal(predict(x, u, q, times=2).values, expected)
+    assert torch.equal(predict(x[:, 0], u[0, :, 0], query_points=q[:, 0], times=2).values, expected)
+    assert torch.equal(predict(x, u).values, predict(known).values)
+    with pytest.raises(InputError, match="a Field, or coordinates and their values"):
+        predict(x)
+    with pytest.raises(InputError, match=r"a Field and query points, got a third argument.*`times=`"):
+        predict(known, q, q)

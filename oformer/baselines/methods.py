@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oformer.baselines.resample import Resampled, as_numbers, resampled, squared_distances
 from oformer.data.arrays import Arrays
-from oformer.data.columns import as_given, axes_of, columns_of, questions, samples_like, seen_samples
+from oformer.data.columns import as_given, axes_of, columns_of, flattened, questions, samples_like, seen_samples
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError
 from oformer.fields import Field, Sample
@@ -49,7 +49,7 @@ class Baseline:
         if isinstance(samples, PointDataset):
             data, axes, names = samples, 3, ()
         else:
-            columns = columns_of(samples, arrays)
+            columns = flattened(columns_of(samples, arrays))
             found, names = seen_samples(columns)
             data, axes = PointDataset(found), axes_of("targets", columns["targets"])
         self._fit(Resampled.of(data, self.most_samples, type(self).__name__))
@@ -82,9 +82,10 @@ class Baseline:
                 f"times={times}",
                 "Leave `times` out, or use OperatorRegressor, which predicts further frames",
             )
+        asked = questions(inputs, queries)
         answers = [
-            as_given(self._answer(sample.input, sample.query.coords), self._target_axes)
-            for sample in samples_like(questions(inputs, queries), {}, self._parameter_names)
+            as_given(self._answer(sample.input, sample.query.coords), self._target_axes, question)
+            for sample, question in zip(samples_like(asked, {}, self._parameter_names), asked, strict=True)
         ]
         return answers[0] if isinstance(inputs, Mapping) else answers
 

@@ -5,7 +5,9 @@ The commands are dataclasses whose fields are their options. torch, numpy and al
 """
 
 import contextlib
+import io
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ from oformer.cli.options import (
     check_numbers,
     is_first_rank,
     normalize_flags,
-    program_name,
+    refuse_unknown,
     silent_on_other_ranks,
     subcommands,
 )
@@ -46,11 +48,20 @@ OTHER_RANKS_WAIT = 10.0
 # Parts of the errors that torch and numpy raise for arrays too large for memory, or for a 64-bit size.
 NO_MEMORY = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Maximum allowed dimension exceeded")
 HELP = frozenset({"-h", "--help"})
-COMMANDS = {
-    "list": List, "new": New, "generate": Generate, "import": Import, "train": Train, "evaluate": Evaluate,
-    "predict": Predict, "plot": Plot, "analyze": Analyze, "export": Export, "inspect": Inspect, "zoo": Zoo,
-    "reproduce": Reproduce, "demo": Demo, "serve": Serve,
-}  # fmt: skip
+GROUPS = {
+    "data": {"generate": Generate, "import": Import, "inspect": Inspect},
+    "train": {"demo": Demo, "list": List, "new": New, "train": Train, "evaluate": Evaluate, "reproduce": Reproduce},
+    "use": {"predict": Predict, "plot": Plot, "analyze": Analyze, "serve": Serve},
+    "share": {"export": Export, "zoo": Zoo},
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+TAKE_SETTINGS = (
+    Train,
+    Generate,
+    List,
+    Demo,
+    Reproduce,
+)  # of a recipe or problem, which are parsed once these are known
 
 
 def program() -> NoReturn:
@@ -59,6 +70,9 @@ def program() -> NoReturn:
     All files are written and closed by then. During shutdown, threads of torch, or a solver that cannot be interrupted,
     may use objects that are already freed: now and then the process would abort after its command had succeeded.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack letters of mathematics, on Windows
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
     code = main()
     with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
         sys.stdout.flush()
@@ -82,6 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"oformer {__version__}")
         return 0
+    if not arguments or arguments[0] in (*HELP, "help"):
+        with silent_on_other_ranks():
+            _print_commands()
+        return 0 if arguments else 2
     try:
         if arguments[:1] == ["train"] and not HELP.isdisjoint(arguments):
             command, rest = parse([a for a in arguments if a not in HELP])
@@ -142,14 +160,29 @@ def parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         arguments = normalize_flags(arguments, verb)
     command, rest = tyro.cli(
         subcommands(COMMANDS),
-        prog=program_name(),
+        prog="oformer",
         description="Learn the solution operator of a PDE from samples at points, and query it anywhere.\n\n"
         "Start with: oformer demo",
         args=arguments,
         return_unknown_args=True,
     )
-    check_numbers(command.action if isinstance(command, Zoo) else command)
+    taken = command.action if isinstance(command, Zoo) else command
+    check_numbers(taken)
+    if not isinstance(command, TAKE_SETTINGS):
+        refuse_unknown(rest, " ".join(arguments[: 2 if isinstance(command, Zoo) else 1]), taken)
     return command, rest
+
+
+def _print_commands() -> None:
+    """One line for each command, by what it is for."""
+    print("usage: oformer COMMAND [OPTIONS]\n")
+    print("Learn the solution operator of a PDE from samples at points, and query it anywhere.")
+    print("Start with: oformer demo. What a command takes: oformer COMMAND --help")
+    for group, commands in GROUPS.items():
+        print(f"\n{group}")
+        for name, command in commands.items():
+            line = re.split(r"(?<=[.:;])\s|\s\(", command.__doc__ or "")[0].rstrip(".:;")
+            print(f"  {name:9} {line}")
 
 
 def _command_named(kind: str, arguments: Sequence[str], commands: dict[str, type]) -> type | None:

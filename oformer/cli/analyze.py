@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import Count, Device, refuse_unknown, remembered_data, torch_device
+from oformer.cli.options import Count, Device, remembered_data, torch_device
 from oformer.errors import InputError
 from oformer.terminal import say, show
 
@@ -41,7 +41,6 @@ class Analyze:
         from oformer.experiments.recipes import stored_recipe
         from oformer.training.find_data import open_data, train_and_scored, train_and_test
 
-        refuse_unknown(rest)
         if not self.latents:
             raise InputError("an analysis to make", "none", "There is one: --latents")
         device, folder = torch_device(self.device), find_checkpoint(self.run_folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from oformer.cli.options import Count, Device, import_recipe_file, refuse_unknown, remembered_data, torch_device
+from oformer.cli.options import Count, Device, import_recipe_file, remembered_data, torch_device
 from oformer.terminal import say, table
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class Evaluate:
         from oformer.experiments.recipes import stored_recipe
         from oformer.training.evaluate import evaluate, resolution_sweep, watched
 
-        refuse_unknown(rest)
         device = torch_device(self.device)
         import_recipe_file(self.recipe)
         folder = find_checkpoint(self.run_folder)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import Count, Positive, import_recipe_file, refuse_unknown
+from oformer.cli.options import Count, Positive, import_recipe_file
 from oformer.terminal import say
 
 
@@ -29,7 +29,6 @@ class Export:
         """Export, and print the largest difference between the file and the operator."""
         from oformer.export import export
 
-        refuse_unknown(rest)
         import_recipe_file(self.recipe)
         seen = export(self.run_folder, self.out, self.times, self.tolerance)
         say(f"Wrote {self.out}: within {seen.error:.1e} of the operator at {len(seen.sizes)} sizes.")

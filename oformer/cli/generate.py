@@ -15,7 +15,6 @@ from oformer.cli.options import (
     check_numbers,
     is_first_rank,
     normalize_flags,
-    program_name,
     torch_device,
 )
 from oformer.errors import InputError
@@ -59,7 +58,7 @@ class Generate:
             type(settings),
             default=settings,
             args=normalize_flags(rest, settings),
-            prog=f"{program_name()} generate {self.name}",
+            prog=f"oformer generate {self.name}",
         )
         check_numbers(problem)
         count = self.count if self.count is not None else data.train + data.test

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import tyro
 
-from oformer.cli.options import Count, CountOrNone, refuse_unknown
+from oformer.cli.options import Count, CountOrNone
 from oformer.terminal import say, show
 
 
@@ -53,7 +53,6 @@ class Import:
         """Print how the file is understood, then write the dataset."""
         from oformer.data.importers import import_file, recognize
 
-        refuse_unknown(rest)
         choices: dict[str, Any] = {
             "kind": self.kind, "in_times": self.in_times, "stride": self.stride, "stored": self.stored,
             **{role: tuple(filter(None, getattr(self, role).split(","))) for role in ("inputs", "targets", "coords")},

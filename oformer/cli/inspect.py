@@ -5,8 +5,11 @@ from pathlib import Path
 
 import tyro
 
-from oformer.cli.options import import_recipe_file, refuse_unknown
+from oformer.cli.options import import_recipe_file
 from oformer.terminal import show
+
+TEXTS = (".txt", ".md", ".json", ".jsonl", ".yaml", ".toml", ".log", ".py")
+FIRST = 20  # lines of a text that are shown
 
 
 @dataclass
@@ -21,10 +24,15 @@ class Inspect:
 
     def run(self, rest: list[str]) -> int:
         """Print the description."""
+        if self.file.suffix in TEXTS and self.file.is_file():
+            text = self.file.read_text(encoding="utf-8", errors="replace")
+            shown = text.splitlines()
+            rest_of_it = f"\n... and {len(shown) - FIRST:,} more lines" if len(shown) > FIRST else ""
+            show(f"Text: {self.file}, {len(shown):,} lines\n" + "\n".join(shown[:FIRST]) + rest_of_it)
+            return 0
         from oformer.checkpoint import find_checkpoint
         from oformer.cli.describe import describe
 
-        refuse_unknown(rest)
         import_recipe_file(self.recipe)
         named = str(self.file).startswith("zoo:")
         show(describe(find_checkpoint(self.file) if named else self.file, verify=self.verify))

@@ -1,15 +1,16 @@
 """`oformer list`: all recipes, or the settings of one."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import override
+from oformer.cli.options import override, refuse_unknown
 from oformer.terminal import table
 
-if TYPE_CHECKING:
-    from oformer.training.recipe import Recipe
+# Written by tools/list_recipes.py, since counting parameters would load torch and build every model.
+RECIPES = Path(__file__).resolve().parent.parent / "experiments" / "recipes.json"
 
 
 @dataclass
@@ -23,30 +24,20 @@ class List:
 
     def run(self, rest: list[str]) -> int:
         """Print the table of recipes, or the settings of one recipe and how to change them."""
-        from oformer.experiments.ablations import ABLATIONS
-        from oformer.experiments.recipes import BASELINES, RECIPES, recipe_named
-
         if self.ablations:
-            table(
-                ("ablation", "what it changes", "in the paper"),
-                [(name, ablation.about, ablation.place) for name, ablation in ABLATIONS.items()],
-            )
+            from oformer.experiments.ablations import ABLATIONS
+
+            refuse_unknown(rest, "list", self)
+            rows = [(name, ablation.about, ablation.place) for name, ablation in ABLATIONS.items()]
+            table(("ablation", "what it changes", "in the paper"), rows)
             return 0
         if self.name is not None:
+            from oformer.experiments.recipes import recipe_named
+
             override(recipe_named(self.name), [*rest, "--help"], self.name)
-        rows = {
-            n: (n, f"{_parameters(r):,}", r.describe(), "yes" if r.problem else "from --data", r.paper)
-            for n, r in RECIPES.items()
-        }
-        columns = ("parameters", "training", "generator", "paper")
-        table(("recipe", *columns), [row for n, row in rows.items() if n not in BASELINES])
-        table(("baseline: another model", *columns), [rows[n] for n in BASELINES])
+        refuse_unknown(rest, "list", self)
+        from oformer.files import read_json
+
+        for title, rows in read_json(RECIPES).items():
+            table((title, "parameters", "training", "generator", "paper"), rows)
         return 0
-
-
-def _parameters(recipe: "Recipe") -> int:
-    """The number of parameters of the recipe's model."""
-    import torch
-
-    with torch.device("meta"):  # without memory for the numbers
-        return sum(p.numel() for p in recipe.model.build(recipe.data_spec()).parameters())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import program_name, refuse_unknown
+from oformer.cli.options import program_name
 from oformer.terminal import say
 
 
@@ -21,7 +21,6 @@ class New:
         """Write the files of the project, and print the command that trains it."""
         from oformer.scaffold import new_project
 
-        refuse_unknown(rest)
         file = new_project(self.folder)
         say(f"Wrote {self.folder}. It trains as it stands, in about a minute on a CPU:")
         say(f"  {program_name()} train {file}")

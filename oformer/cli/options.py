@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import difflib
 import functools
 import io
 import math
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_type_hints
 
 import tyro
 
@@ -33,7 +34,8 @@ class Within:
     high: float = math.inf
 
 
-Device = Literal["auto", "cpu", "cuda"]
+DEVICES = "Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps, or any other device of torch."
+Device = Annotated[str, tyro.conf.arg(metavar="DEVICE", help=DEVICES)]
 Count = Annotated[int, Within(1)]
 CountOrNone = Annotated[int, Within(0)]
 Positive = Annotated[float, Within(sys.float_info.min)]
@@ -113,16 +115,16 @@ def _expected(limits: Within) -> str:
     return f"a number of at least {limits.low}" if isinstance(limits.low, int) else "a finite number above zero"
 
 
-def _flags(settings: Any, prefix: str = "--") -> set[str]:
-    """The true/false options of a dataclass and of the dataclasses nested in it, as they are typed."""
-    flags: set[str] = set()
+def _options(settings: Any, prefix: str = "--") -> dict[str, bool]:
+    """The options of a dataclass and of those nested in it, as they are typed, and which of them are true or false."""
+    options: dict[str, bool] = {}
     for field in dataclasses.fields(settings):
         name, value = prefix + field.name.replace("_", "-"), getattr(settings, field.name, None)
-        if field.type in (bool, "bool"):  # a string in a user's file with postponed annotations
-            flags.add(name)
-        elif dataclasses.is_dataclass(value):
-            flags |= _flags(value, f"{name}.")
-    return flags
+        if dataclasses.is_dataclass(value):
+            options |= _options(value, f"{name}.")
+        else:
+            options[name] = field.type in (bool, "bool")  # a string in a user's file with postponed annotations
+    return options
 
 
 def normalize_flags(arguments: Sequence[str], settings: Any) -> list[str]:
@@ -132,7 +134,8 @@ def normalize_flags(arguments: Sequence[str], settings: Any) -> list[str]:
         arguments: the command line.
         settings: a dataclass. Only its true/false options are rewritten; after any other option, `true` may be a name.
     """
-    flags, plain, left = _flags(settings), [], list(arguments)
+    flags = {name for name, is_flag in _options(settings).items() if is_flag}
+    plain, left = [], list(arguments)
     while left:
         argument = left.pop(0)
         option, equals, value = argument.partition("=")
@@ -153,13 +156,14 @@ def normalize_flags(arguments: Sequence[str], settings: Any) -> list[str]:
 
 
 @silent_on_other_ranks()
-def override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "Recipe":
+def override(recipe: "Recipe", rest: list[str], called: str | None = None, verb: Any = None) -> "Recipe":
     """Replace settings of a recipe by those given on the command line.
 
     Args:
         recipe: the defaults.
         rest: options such as `--model.encoder.width 128`; `--help` prints all settings and exits.
         called: the arguments by which `oformer train` finds the recipe, for its usage line; by default its name.
+        verb: the command, whose own options may have been meant.
     """
     from oformer.training.recipe import Recipe
 
@@ -167,15 +171,17 @@ def override(recipe: "Recipe", rest: list[str], called: str | None = None) -> "R
         return recipe
     recipe, rest, off = _with_parts(recipe, rest)
     paper = f"{recipe.paper}\n\n" if recipe.paper else ""
-    changed = tyro.cli(
+    changed, unknown = tyro.cli(
         Recipe,
         default=recipe,
         args=normalize_flags(rest, recipe),
-        prog=f"{program_name()} train {called or recipe.name}",
+        prog=f"oformer train {called or recipe.name}",
+        return_unknown_args=True,
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
         description=f"{paper}Every setting of this recipe, with its value. What `train` itself takes "
-        f"(--out, --data, --device, --max-minutes...) is in: {program_name()} train --help\n\n{off}",
+        f"(--out, --data, --device, --max-minutes...) is in: oformer train --help\n\n{off}",
     )
+    refuse_unknown(unknown, f"train {called or recipe.name}", recipe, *[verb] * (verb is not None))
     check_numbers(changed)
     return changed
 
@@ -220,28 +226,31 @@ def _placed(whole: Any, name: str, value: Any) -> Any:
     return changed
 
 
-def refuse_unknown(rest: list[str]) -> None:
-    """Refuse arguments that are left over when all options of a command are parsed."""
+def refuse_unknown(rest: Sequence[str], verb: str, *settings: Any) -> None:
+    """Refuse arguments that are left over when all options are parsed, and name the option that comes nearest.
+
+    Args:
+        rest: the arguments.
+        verb: the command that they were given to.
+        *settings: the dataclasses whose options it takes.
+    """
     if rest:
-        raise InputError("known options", " ".join(rest), "See --help")
+        unknown = next((argument for argument in rest if argument.startswith("-")), rest[0])
+        asked, known = unknown.partition("=")[0].lower(), [name for group in settings for name in _options(group)]
+        near = difflib.get_close_matches(asked, known, 1) or [o for o in known if o.endswith(asked.lstrip("-"))]
+        hint = f"Did you mean `{near[0]}`? " if near else ""
+        raise InputError(f"options of `oformer {verb}`", f"`{unknown}`", f"{hint}All of them: oformer {verb} --help")
 
 
-def torch_device(choice: Device) -> str:
+def torch_device(choice: str) -> str:
     """The torch device that `--device` stands for; under torchrun, the GPU of this process."""
-    import torch
-
     from oformer.gpu import compute_device
 
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "a GPU that torch can use for --device cuda",
-            "none",
-            "Use --device cpu, or install torch with CUDA",
-        )
-    if choice == "auto":
-        choice = "cuda" if compute_device().type == "cuda" else "cpu"
+    device = compute_device(None if choice == "auto" else choice)
     # torchrun starts a process per GPU and puts the number of that GPU into LOCAL_RANK.
-    return f"cuda:{os.environ['LOCAL_RANK']}" if choice == "cuda" and "LOCAL_RANK" in os.environ else choice
+    if device.type != "cpu" and device.index is None and "LOCAL_RANK" in os.environ:
+        return f"{device.type}:{os.environ['LOCAL_RANK']}"
+    return str(device)
 
 
 def import_recipe_file(file: str | None) -> None:

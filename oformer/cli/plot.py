@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from oformer.cli.options import Count, Device, refuse_unknown, remembered_data, torch_device
+from oformer.cli.options import Count, Device, remembered_data, torch_device
 from oformer.errors import unknown_name
 from oformer.terminal import say
 
@@ -44,7 +44,6 @@ class Plot:
         from oformer.files import read_json
         from oformer.report import measure
 
-        refuse_unknown(rest)
         run, device = self.run_folder, torch_device(self.device)
         if not run.is_dir():
             return self._draw_shipped(find_checkpoint(run), device)

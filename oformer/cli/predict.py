@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from oformer.cli.options import Count, Device, Positive, import_recipe_file, refuse_unknown, torch_device
+from oformer.cli.options import Count, Device, Positive, import_recipe_file, torch_device
 from oformer.errors import DamagedCheckpoint, InputError, OutsideTraining
 from oformer.terminal import say
 
@@ -63,7 +63,6 @@ class Predict:
         from oformer.plots.style import picture_format
         from oformer.predict import Predictor
 
-        refuse_unknown(rest)
         # What cannot be written is refused before the prediction is computed.
         check_ending(self.out)
         if self.out.resolve() in (self.input.resolve(), self.queries and self.queries.resolve()):
@@ -78,7 +77,7 @@ class Predict:
             raise InputError("an operator on a line or in the plane for --plot", "one in space", advice)
         field, query, cells = self._question(predictor)
         with _plain_warnings():
-            answer = predictor(field, query, self.times)
+            answer = predictor(field, query, times=self.times)
         names = predictor.checkpoint.data.targets if predictor.checkpoint.data else ()
         known = len(set(names)) == answer.values.shape[-1]
         first, *others = save_field(self.out, answer, cells, names if known else None)

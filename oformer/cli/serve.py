@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from oformer.cli.options import Device, Within, import_recipe_file, refuse_unknown, torch_device
+from oformer.cli.options import Device, Within, import_recipe_file, torch_device
 from oformer.errors import optional_module
 
 
@@ -31,7 +31,6 @@ class Serve:
 
     def run(self, rest: list[str]) -> int:
         """Serve until interrupted."""
-        refuse_unknown(rest)
         for module in ("starlette", "uvicorn"):
             optional_module(module, "serving over HTTP", "pip install 'oformer[serve]'")
         from oformer.playground.server import serve

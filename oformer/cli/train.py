@@ -1,15 +1,26 @@
 """`oformer train`: a recipe, or data of one's own."""
 
+import math
 import shlex
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from oformer.cli.options import Device, override, program_name, remembered_data, torch_device
+from oformer.cli.options import (
+    Count,
+    CountOrNone,
+    Device,
+    Positive,
+    override,
+    program_name,
+    refuse_unknown,
+    remembered_data,
+    torch_device,
+)
 from oformer.errors import InputError
 from oformer.terminal import say
 
@@ -57,6 +68,16 @@ class Train:
     split: Literal["samples", "points"] = "samples"
     """What the processes of torchrun share out: the samples of a batch, or the points of each sample where one sample
     is too large for a GPU."""
+    steps: Count | None = None
+    """Short for --training.steps."""
+    epochs: Positive | None = None
+    """Steps in passes over the training samples."""
+    batch: Count | None = None
+    """Short for --training.batch."""
+    lr: Positive | None = None
+    """The peak learning rate: --training.optimizer.rate, and its matrix_rate by the same factor."""
+    seed: CountOrNone | None = None
+    """Short for --training.seed."""
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -69,6 +90,8 @@ class Train:
         from oformer.experiments.recipes import recipe_named
         from oformer.training.start import starting_from
 
+        if not self.name and self.data is None:
+            refuse_unknown(rest, "train", self)
         recipe = recipe_named(self.name) if self.name else _recipe_from_data(self.data, self.start is None)
         called = self.name or f"--data {shlex.quote(str(self.data))}"
         if self.ablation is not None and self.start is not None:
@@ -80,7 +103,22 @@ class Train:
             recipe, _ = starting_from(recipe, self.start)
             assert recipe.start is not None
             say(f"Model, weights and normalization of {recipe.start.name}, trained for {recipe.start.step:,} steps.")
-        return override(recipe, rest, called)
+        return self._shortened(override(recipe, rest, called, self))
+
+    def _shortened(self, recipe: "Recipe") -> "Recipe":
+        """The recipe with the settings that have short names."""
+        training, rate = recipe.training, recipe.training.optimizer.rate
+        told = {"steps": self.steps, "batch": self.batch, "seed": self.seed}
+        training = replace(training, **{name: value for name, value in told.items() if value is not None})
+        if self.lr is not None:
+            scaled = training.optimizer.matrix_rate * self.lr / rate
+            training = replace(training, optimizer=replace(training.optimizer, rate=self.lr, matrix_rate=scaled))
+        if self.epochs is not None:
+            if self.steps is not None:
+                raise InputError("--steps or --epochs", "both", "Leave one of them out")
+            samples = recipe.data.trained_on
+            training = replace(training, steps=math.ceil(self.epochs * samples / training.batch))
+        return replace(recipe, training=training)
 
     def run(self, rest: list[str]) -> int:
         """Train the operator and write its report; the exit status is 130 if training was interrupted."""
@@ -140,7 +178,7 @@ def _recipe_from_data(data: Path | None, chooses_model: bool) -> "Recipe":
     assert isinstance(model, OFormerConfig)
     size = f", width {model.encoder.width}, depth {model.encoder.depth}" * chooses_model
     say(f"Chosen from the data, where you do not say otherwise: {training.steps:,} steps of {training.batch}{size}. "
-        f"Change any: --training.steps{', --model.encoder.width' * chooses_model}...")  # fmt: skip
+        f"Change any: --steps{', --model.encoder.width' * chooses_model}...")  # fmt: skip
     return recipe
 
 

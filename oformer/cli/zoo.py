@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 from typing import Annotated
 
 import tyro
@@ -14,10 +15,10 @@ from oformer.cli.options import (
     Name,
     Positive,
     program_name,
-    refuse_unknown,
     subcommands,
     torch_device,
 )
+from oformer.errors import unknown_name
 from oformer.terminal import say, show, table
 
 
@@ -27,15 +28,17 @@ class ZooList:
 
     def run(self, rest: list[str]) -> int:
         """Print the table of trained operators."""
-        from oformer.checkpoint import zoo_folder, zoo_names
-        from oformer.zoo.card import headline, read_card
+        from oformer.experiments.published import headline
+        from oformer.files import MODEL_CARD, read_json, zoo_folder, zoo_names
 
-        refuse_unknown(rest)
         rows = []
         for name in zoo_names():
-            card, files = read_card(zoo_folder() / name), (zoo_folder() / name).iterdir()
-            title, size = shorten(card.data.title, 24, placeholder="..."), sum(path.stat().st_size for path in files)
-            rows.append((name, title, headline(card), f"{card.parameters:,}", f"{size / 1e6:.1f} MB"))
+            # As plain JSON: its dataclasses would load torch.
+            card, files = read_json(zoo_folder() / name / MODEL_CARD), (zoo_folder() / name).iterdir()
+            near, size = card["scores"]["momentum"], sum(path.stat().st_size for path in files)
+            scores = SimpleNamespace(**card["scores"] | {"momentum": near and SimpleNamespace(**near)})
+            title = shorten(card["data"]["title"], 24, placeholder="...")
+            rows.append((name, title, headline(name, scores), f"{card['parameters']:,}", f"{size / 1e6:.1f} MB"))
         if not rows:
             say(f"No trained operators in {zoo_folder()} yet. Add one: oformer zoo add RUN")
             return 0
@@ -55,10 +58,11 @@ class ZooShow:
 
     def run(self, rest: list[str]) -> int:
         """Print the card."""
-        from oformer.checkpoint import CARD, find_checkpoint
+        from oformer.files import CARD, zoo_folder, zoo_names
 
-        refuse_unknown(rest)
-        show((find_checkpoint(f"zoo:{self.name}") / CARD).read_text())
+        if self.name.removeprefix("zoo:") not in zoo_names():
+            raise unknown_name("trained operator", self.name, zoo_names())
+        show((zoo_folder() / self.name.removeprefix("zoo:") / CARD).read_text(encoding="utf-8"))
         return 0
 
 
@@ -86,7 +90,6 @@ class ZooVerify:
         from oformer.checkpoint import zoo_names
         from oformer.zoo.verify import compare, damage
 
-        refuse_unknown(rest)
         rows, good = [], True
         for name in self.names or zoo_names():
             wrong = damage(name)
@@ -135,7 +138,6 @@ class ZooAdd:
         """Measure the run, and write it into the zoo."""
         from oformer.zoo.add import add
 
-        refuse_unknown(rest)
         folder = add(
             self.run_folder, name=self.name, seed_runs=self.seed_run, half=self.half, card_only=self.card_only,
             finer=self.finer, average=self.average, fresh=self.fresh, datasets=self.datasets, root=self.zoo,
@@ -161,7 +163,6 @@ class ZooMeasure:
         """Measure the operator, and write its card and its page."""
         from oformer.zoo.add import renew
 
-        refuse_unknown(rest)
         device = torch_device(self.device)
         folder = renew(
             self.name, self.samples, datasets=self.datasets, device=device, batch=self.batch, say=say
@@ -191,7 +192,6 @@ class ZooTable:
         from oformer.zoo.add import write_page
         from oformer.zoo.table import write_results
 
-        refuse_unknown(rest)
         for folder in card_folders(self.runs):
             say(f"Wrote {write_page(folder)}")
         for path in write_results(all_cards(self.runs), self.results, self.readme, self.images):

@@ -1,7 +1,7 @@
 """A person's own arrays as samples: every form they may come in, and one sentence for every mistake."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,7 +11,18 @@ from torch import Tensor
 from oformer.errors import InputError
 from oformer.fields import MOST_AXES, Field, Sample, how_to_turn, uniform_weights
 
-Arrays = np.ndarray | Tensor | Sequence[Any]  # an array for all samples, or a list with one for each
+
+@runtime_checkable
+class ArrayLike(Protocol):
+    """What numpy can make an array of: a tensor, a DataFrame, a DataArray."""
+
+    def __array__(self) -> np.ndarray: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+Arrays = ArrayLike | Sequence[Any]  # an array for all samples, or a list with one for each
 
 _RAGGED = "Where samples differ in their number of points, give a list with one array of numbers for each"
 
@@ -97,7 +108,9 @@ def _functions(name: str, arrays: Arrays) -> list[Float[Tensor, "times points ch
         raise InputError(
             f"`{name}` of shape (samples, points), (samples, points, channels) or (samples, times, points, channels)",
             str(tuple(items.shape)),
-            "Put all points of a grid on one axis, row by row" if items.ndim > 4 else "Add the axis of samples",
+            "Put all points of a grid on one axis, row by row"
+            if items.ndim > 4
+            else "Reshape your data. Add the axis of samples",
         )
     if len(items) == 0:
         raise InputError(f"at least one sample in `{name}`", "none")

@@ -1,9 +1,12 @@
-"""Samples as dicts, or as keyword arrays of all samples: columns by key, and parameters as input channels.
+"""Samples as dicts, as scikit-learn's X and y, or as keyword arrays of all samples: columns by key.
+
+Values on a grid may keep its axes: points of shape (nx, ny, 2) and values of shape (nx, ny) are flattened alike.
 
 Parameters of a sample (a viscosity, a Mach number) become input channels, constant over its points and frames, behind
 the channels of `inputs` and in alphabetical order.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,33 +15,104 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oformer.data.arrays import Arrays, samples_of
+from oformer.data.arrays import ArrayLike, Arrays, samples_of
 from oformer.errors import InputError, unknown_name
 from oformer.fields import Field, Sample
 from oformer.meshes.grids import line_weights
 
 NEEDED = ("coords", "inputs", "targets")
+SHARED = ("coords", "query_coords", "weights", "query_weights")  # that all samples may have in common
 KEYS = (*NEEDED, "query_coords", "query_features", "weights", "query_weights", "parameters")
+Samples = Sequence[Mapping[str, Any]] | Arrays  # dicts, or the inputs of each sample
 
 
-def columns_of(samples: Sequence[Mapping[str, Any]] | None, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by key, from dicts or from keywords."""
-    if (samples is None) == (not arrays):
-        got = "neither" if samples is None else "both"
-        raise InputError("a list of samples, or keyword arrays", got, f"Keys: {', '.join(KEYS)}")
-    if samples is None:
-        _check_keys(arrays, "the keyword arrays")
-        return dict(arrays)
-    if isinstance(samples, Mapping) or not all(isinstance(sample, Mapping) for sample in samples):
+def columns_of(
+    X: Samples | None, arrays: Mapping[str, Any], y: Arrays | None = None, points: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arrays by key.
+
+    Args:
+        X: a list of dicts, or the inputs of all samples.
+        arrays: by keyword.
+        y: the targets of all samples; a number for each is a function at one point.
+        points: the `SHARED` of `fit`, for samples that come without `coords`.
+    """
+    X, y = entries(X), entries(y)
+    given = {key: value for key, value in (("inputs", X), ("targets", y)) if value is not None}
+    if X is None and not arrays:
+        raise InputError("a list of samples, or keyword arrays", "neither", f"Keys: {', '.join(KEYS)}")
+    if X is not None and holds_dicts(X):
+        if arrays:
+            raise InputError("a list of samples, or keyword arrays", "both", f"Keys: {', '.join(KEYS)}")
+        del given["inputs"]
+        columns = _columns_of_dicts([_placed(sample, points) for sample in X], [k for k in NEEDED if k not in given])
+    else:
+        columns = _placed(arrays, points if X is not None else None)
+    if twice := given.keys() & columns.keys():
+        raise InputError(f"the {twice.pop()} once", "them in two places", "Leave one of them out")
+    columns |= given
+    if "inputs" in given and columns.get("coords") is None:
+        columns |= _even_points(given)
+    _check_keys(columns, "the keyword arrays" if X is None else "X, y and the keyword arrays")
+    if is_numbers(y):  # a function at the first of the points
+        one = columns["coords"][0] if isinstance(columns["coords"], list) else np.asarray(columns["coords"])
+        one = np.reshape(one, (-1, np.shape(one)[-1] if np.ndim(one) > 1 else 1))[:1]
+        columns = {"query_coords": one, **columns, "targets": np.reshape(columns["targets"], (-1, 1))}
+    return columns
+
+
+def entries(given: Any) -> Any:
+    """Something whose i-th entry is that of sample i: a list, a tensor or an array of numbers."""
+    if hasattr(given, "toarray"):
+        raise InputError("dense arrays", "a sparse matrix", "Give X.toarray()")
+    if given is None or isinstance(given, (Tensor, Mapping)):
+        return given
+    if isinstance(given, (list, tuple)):
+        return list(given)
+    array = np.asarray(given)
+    return list(array) if array.dtype == object and array.ndim == 1 else array
+
+
+def holds_dicts(X: Any) -> bool:
+    """Whether X is a list of dicts; refused where only some of its entries are."""
+    if isinstance(X, list) and all(isinstance(sample, Mapping) for sample in X):
+        if not X:
+            raise InputError("at least one sample", "none")
+        return True
+    if isinstance(X, Mapping) or (isinstance(X, list) and any(isinstance(sample, Mapping) for sample in X)):
         raise InputError(
             "a list of samples, each a dict",
-            f"a {type(samples).__name__}" + " of others" * (not isinstance(samples, Mapping)),
+            f"a {type(X).__name__}" + " of others" * isinstance(X, list),
             "Arrays of all samples are given by keyword: coords=, inputs=, targets=",
         )
-    if not samples:
-        raise InputError("at least one sample", "none")
+    return False
+
+
+def is_numbers(y: Arrays | None) -> bool:
+    """Whether targets are one number for each sample."""
+    return y is not None and len(y) > 0 and all(np.ndim(item) == 0 for item in y)
+
+
+def _placed(sample: Mapping[str, Any], points: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A sample at the points of `fit`, where it says nothing of its own."""
+    return dict(sample) if sample.get("coords") is not None else {**(points or {}), **sample}
+
+
+def _even_points(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Points from 0 to 1 at equal distances, for inputs and targets (samples, points) without coordinates."""
+    found = {}
+    for key, values in given.items():
+        shapes = {np.shape(row) for row in values}
+        if len(shapes) != 1 or len(shape := shapes.pop()) > 1:
+            raise InputError(f"`coords=` beside {key} that are not of shape (samples, points)", "none")
+        if shape and (key == "inputs" or shape != found["coords"].shape):
+            found["coords" if key == "inputs" else "query_coords"] = np.linspace(0, 1, *shape)
+    return found
+
+
+def _columns_of_dicts(samples: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> dict[str, Any]:
     for i, sample in enumerate(samples):
-        _check_keys(sample, f"sample {i}")
+        _check_keys(sample, f"sample {i}", needed)
     used = [key for key in KEYS if any(sample.get(key) is not None for sample in samples)]
     columns: dict[str, Any] = {}
     for key in used:
@@ -63,8 +137,10 @@ def _check_keys(given: Mapping[str, Any], where: str, needed: Sequence[str] = NE
 
 def _shared(key: str, column: list[Any]) -> Any:
     """One array where all samples hold the very same points or weights: they are then computed on once."""
-    one_for_all = key in ("coords", "query_coords", "weights", "query_weights")
-    return column[0] if one_for_all and all(item is column[0] for item in column) else column
+    if key not in SHARED or any(item is not column[0] for item in column):
+        return column
+    nested = isinstance(column[0], (list, tuple)) and not any(getattr(item, "ndim", 0) for item in column[0])
+    return _array(column[0]) if nested else column[0]
 
 
 def _parameter_columns(column: list[Any]) -> dict[str, list[Any]]:
@@ -78,8 +154,79 @@ def _parameter_columns(column: list[Any]) -> dict[str, list[Any]]:
     return {name: [item[name] for item in column] for name in column[0]}
 
 
+def flattened(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns with the axes of grids made one: points (nx, ny, 2), values (nx, ny), with times and channels."""
+    flat, groups = dict(columns), {"coords": ["inputs", "weights"]}
+    own = "coords" if columns.get("query_coords") is None else "query_coords"
+    groups[own] = [*groups.get(own, []), "targets", "query_features", "query_weights"]
+    for name, names in groups.items():
+        points, values = _rows(columns[name]), _rows(columns[names[0]])
+        shared = not isinstance(points, list) and _is_one_grid(name, points, values)
+        if not shared and not (isinstance(points, list) and any(getattr(place, "ndim", 0) > 2 for place in points)):
+            continue
+        grids = [np.shape(points)[:-1]] * len(values) if shared else [place.shape[:-1] for place in points]
+        flat[name] = _line(points) if shared else [_line(place) for place in points]
+        for key in (key for key in names if columns.get(key) is not None):
+            rows = _rows(columns[key])
+            if shared and key in SHARED and np.shape(rows) == grids[0]:
+                flat[key] = rows.reshape(-1)
+            else:
+                flat[key] = [_one_axis(key, i, *pair) for i, pair in enumerate(zip(rows, grids, strict=True))]
+    return flat
+
+
+def _array(given: Any) -> Any:
+    with contextlib.suppress(ValueError):  # rows of differing length, which are refused in words later on
+        return given if isinstance(given, Tensor) else np.asarray(given)
+    return given
+
+
+def _rows(given: Any) -> Any:
+    """An array for all samples, or a list with one for each."""
+    listed = isinstance(given, (list, tuple)) and any(isinstance(i, (list, tuple)) or np.ndim(i) for i in given)
+    return [_array(item) for item in given] if listed else _array(given)
+
+
+def _line(points: Any) -> Any:
+    return points.reshape(-1, points.shape[-1])
+
+
+def _is_one_grid(name: str, points: Any, values: Any) -> bool:
+    """Whether points (nx, ny, dim) are a grid for all samples, rather than (samples, points, dim); as values tell."""
+    lead = tuple(np.shape(points)[:-1])
+    if len(lead) < 2:
+        return False
+    shape = np.shape(values[0])
+
+    def holds(axes: tuple[int, ...]) -> bool:  # alone, before channels, or between times and channels
+        first = int(len(shape) == len(axes) + 2)
+        return shape[first : first + len(axes)] == axes and len(shape) <= len(axes) + 2
+
+    grid, each = holds(lead), lead[0] == len(values) and holds(lead[1:])
+    if grid and each:
+        raise InputError(f"`{name}` of one grid, or of each sample", f"{lead}, which may be both", "Flatten it")
+    return grid or (isinstance(values, list) and not each)
+
+
+def _one_axis(name: str, i: int, values: Any, grid: tuple[int, ...]) -> Any:
+    """The values of a sample with the axes of its grid made one."""
+    first = int(values.ndim == len(grid) + 2)  # times come before
+    end = first + len(grid)
+    if values.shape[first:end] != grid or values.ndim > len(grid) + 2:
+        do = "Times come before them and channels behind"
+        raise InputError(f"sample {i} of `{name}` with the axes {grid} of its grid", f"{tuple(values.shape)}", do)
+    return values.reshape(*values.shape[:first], -1, *values.shape[end:])
+
+
+def shared_points(columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The points and weights that all samples have in common, as they were given."""
+    flat = flattened(columns)
+    shared = [n for n in SHARED if isinstance(flat.get(n), ArrayLike) and np.ndim(flat[n]) <= 1 + ("coords" in n)]
+    return {name: np.asarray(columns[name]) for name in shared}
+
+
 def seen_samples(columns: dict[str, Any]) -> tuple[list[Sample], tuple[str, ...]]:
-    """Samples with their parameters as constant input channels, and the names of those."""
+    """Samples with their parameters as constant input channels, and the names of those; from `flattened` columns."""
     columns = {"query_values" if key == "query_features" else key: value for key, value in columns.items()}
     found = _weighed_by_gaps(samples_of(**columns), "weights" not in columns, "query_weights" not in columns)
     names = tuple(sorted(found[0].parameters))
@@ -119,32 +266,64 @@ def _with_channels(sample: Sample, names: tuple[str, ...]) -> Sample:
 
 
 def samples_like(
-    samples: Sequence[Mapping[str, Any]] | None, arrays: Mapping[str, Any], parameters: tuple[str, ...]
+    X: Samples | None,
+    arrays: Mapping[str, Any],
+    parameters: tuple[str, ...],
+    y: Arrays | None = None,
+    points: Mapping[str, Any] | None = None,
 ) -> list[Sample]:
     """Samples as the model sees them, refused where they have other parameters than those of `fit`.
 
     Args:
-        samples: a list of dicts, or None where there are keyword arrays.
+        X: a list of dicts, the inputs of all samples, or None where there are keyword arrays.
         arrays: the keyword arrays.
         parameters: the names of `fit`.
+        y: the targets of all samples, where X does not hold them.
+        points: those of `fit`, for samples without `coords`.
     """
-    found, names = seen_samples(columns_of(samples, arrays))
+    found, names = seen_samples(flattened(columns_of(X, arrays, y, points)))
     if names != parameters:
         raise InputError(f"the parameters of `fit` ({', '.join(parameters) or 'none'})", ", ".join(names) or "none")
     return found
 
 
-def questions(inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]], queries: Arrays | None) -> list[dict[str, Any]]:
-    """The samples that `predict` is asked about, one or several, with their queries."""
-    single = isinstance(inputs, Mapping)
-    samples = [inputs] if isinstance(inputs, Mapping) else list(inputs)
-    places = [queries] if single else per_sample(queries, len(samples))
-    return [question(sample, i, place) for i, (sample, place) in enumerate(zip(samples, places, strict=True))]
+def questions(
+    X: Mapping[str, Any] | Samples, queries: Arrays | None, points: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The samples that `predict` is asked about, one or several, with their queries.
+
+    Args:
+        X: a dict, a list of dicts, or the inputs of several samples.
+        queries: where to answer, instead of the places that a sample names.
+        points: those of `fit`, for samples without `coords`.
+    """
+    if isinstance(X, Mapping):
+        return [question(_placed(X, points), 0, queries)]
+    X = entries(X)
+    samples = X if holds_dicts(X) else [{"inputs": values} for values in X]
+    places = per_sample(queries, len(samples))
+    asked = enumerate(zip(samples, places, strict=True))
+    return [question(_placed(sample, points), i, place) for i, (sample, place) in asked]
 
 
-def as_given(values: np.ndarray, axes: int) -> np.ndarray:
-    """An answer (times, queries, channels) with as many axes as the targets of `fit` were given with."""
-    return values[0, :, 0] if axes == 1 else values[0] if axes == 2 else values
+def as_given(values: np.ndarray, axes: int, asked: Mapping[str, Any]) -> np.ndarray:
+    """An answer (times, queries, channels) with as many axes as the targets of `fit` had, and those of a grid.
+
+    Args:
+        values: the answer.
+        axes: of the targets of a sample, with one axis for its points; 0 for a number.
+        asked: what it answers.
+    """
+    if axes == 0:
+        return values.reshape(())
+    grid = np.shape(_queries(asked))[:-1]
+    if len(grid) > 1:
+        values = values.reshape(values.shape[0], *grid, values.shape[-1])
+    return values[0, ..., 0] if axes == 1 else values[0] if axes == 2 else values
+
+
+def _queries(asked: Mapping[str, Any]) -> Any:
+    return asked["coords"] if asked.get("query_coords") is None else asked["query_coords"]
 
 
 def axes_of(name: str, arrays: Arrays) -> int:
@@ -181,7 +360,7 @@ def question(sample: Mapping[str, Any], i: int, queries: Any) -> dict[str, Any]:
     if queries is not None:
         asked.pop("query_weights", None)
         asked["query_coords"] = queries
-    points = asked["coords"] if asked.get("query_coords") is None else asked["query_coords"]
-    if np.ndim(points) == 0:
-        raise InputError(f"query points of shape (queries, dim) for sample {i}", repr(points)[:40])
-    return {**asked, "targets": np.zeros(len(points))}
+    shape = np.shape(_queries(asked))
+    if not shape:
+        raise InputError(f"query points of shape (queries, dim) for sample {i}", repr(_queries(asked))[:40])
+    return {**asked, "targets": np.zeros(shape[:-1] or shape)}

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from oformer import files
 from oformer.checks import check_field, check_sample
@@ -83,8 +84,8 @@ class View:
         )
 
 
-class PointDataset(Described):
-    """A sequence of samples in float32 with their spec, seen through a view."""
+class PointDataset(Described, Dataset[Sample]):
+    """A sequence of samples in float32 with their spec, seen through a view; batched by `collate` in a DataLoader."""
 
     def __init__(
         self,

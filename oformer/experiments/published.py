@@ -10,11 +10,11 @@ already, so that the root mean square error belongs to density times momentum; t
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from oformer.errors import InputError
-from oformer.training.evaluate import Scores
 
+PLUS = "-plus"  # ends the name of a variant that is better than the faithful recipe at equal size and data
 OURS = "OFormer"  # the paper's own model in its tables
 
 # What a row measures: a relative L2 error, mean squared errors of scaled values, or errors of momentum near a foil.
@@ -51,8 +51,8 @@ class Row:
         """The unit in words, after a number."""
         return {1.0: "", 1e-2: " × 10⁻²", 1e-3: " × 10⁻³"}[self.unit]
 
-    def measured(self, scores: Scores) -> float:
-        """What the row measures, in its unit, from our scores."""
+    def measured(self, scores: Any) -> float:
+        """What the row measures, in its unit, from our `Scores`, or from what has their attributes."""
         near, errors = scores.momentum, {"relative L2": scores.error}
         if self.scale and len(scores.mean_squared) == len(self.scale):
             squares = [error / scale**2 for error, scale in zip(scores.mean_squared, self.scale, strict=True)]
@@ -146,3 +146,18 @@ DROPPED: dict[str, float] = {
 
 # The errors that section 4.3 prints of the ablations; Figure 7 draws the others without numbers.
 LARGER: dict[str, float] = {"ns2-full": 0.0645, "ns2-full+size=large": 0.0625, "burgers-2048": 1.30e-3}
+
+
+def rows_of_their_own(name: str) -> list[Row]:
+    """The rows of the paper that a trained operator repeats, of those that measure something else than relative L2."""
+    return [row for row in ROWS if row.recipe == name.removesuffix(PLUS) and row.quantity != "relative L2"]
+
+
+def headline(name: str, scores: Any) -> str:
+    """The test error of a trained operator in a few words: relative L2 in percent, or what the paper's row measures."""
+    rows = rows_of_their_own(name)
+    if not rows:
+        return f"{scores.error:.4%}"
+    power = {1.0: "", 1e-2: "e-2", 1e-3: "e-3"}
+    errors = (row.number(row.measured(scores)) + power[row.unit] for row in rows)
+    return f"{'squared' if 'squared' in rows[0].quantity else 'momentum'} {', '.join(errors)}"

@@ -228,9 +228,9 @@ class Service:
         """The predictions of one operator for inputs of one shape, or what is wrong with some."""
         predictor, known, query, times = questions[0]
         if len(questions) == 1:
-            return [_finite(predictor(known, query, times))]
+            return [_finite(predictor(known, query, times=times))]
         known, query = _stacked(one.known for one in questions), _stacked(one.query for one in questions)
-        together = predictor(known, query, times)
+        together = predictor(known, query, times=times)
         return [_finite(together.single(i)) for i in range(len(questions))]
 
     def draw(self, name: str, index: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from oformer.models import Operator
 from oformer.training.distributed import ALONE, Ranks
 from oformer.training.evaluate import Scores
 from oformer.training.recipe import Recipe
-from oformer.training.run import Run
+from oformer.training.run import Callback, Run
 from oformer.training.signals import REQUESTS, StopSignal, stop_signals
 from oformer.training.start import refuse_layout, starting_from
 
@@ -23,7 +23,7 @@ class Outcome:
 
     operator: Operator  # ready for use, averaged where the recipe averages
     step: int
-    reason: str  # "finished", "patience", "time", or the name of a signal
+    reason: str  # "finished", "patience", "time", "callback", or the name of a signal
     scores: Scores | None
 
     @property
@@ -45,30 +45,18 @@ def train(
     ranks: Ranks = ALONE,
     own: Path | None = None,
     start: Checkpoint | str | Path | None = None,
+    on: Callback | None = None,
 ) -> Outcome:
     """Train a recipe in a run folder, from the start or from where an earlier call stopped.
 
-    Args:
-        recipe: what to train.
-        folder: the run; what is there is continued, never thrown away.
-        data: the samples to train on, and those to score (`train_and_scored`).
-        device: where to compute.
-        max_minutes: a time budget for the whole run: where the recipe's steps take longer, fewer steps go through its
-            whole schedule, so that the run ends with the learning rate at its end (`oformer/training/pace.py`). A run
-            that is stopped and resumed has the rest of its budget. Which weights come out depends on the clock.
-        stop_after: stop this call cleanly after so many minutes; another one goes on with the recipe's steps.
-        quiet: show nothing.
-        tensorboard: also write TensorBoard events, where it is installed.
-        ranks: the processes that make this call together.
-        start: a trained operator to fine-tune: a run or checkpoint folder, a name, or a loaded checkpoint. Its model
-            and normalization take the place of the recipe's (`training/start.py`).
-        own: where the data lie, if they are one's own; the run remembers it for `oformer evaluate` and `oformer plot`.
+    The arguments are explained in `experiments/train.py`. `own` says where the data lie, if they are a person's own;
+    the run remembers it for `oformer evaluate` and `oformer plot`.
     """
     begun = None
     if start is not None:
         recipe, begun = starting_from(recipe, start)
         refuse_layout(begun, data[0].spec)
-    run = Run(recipe, Path(folder), data, torch.device(device), ranks)
+    run = Run(recipe, Path(folder), data, torch.device(device), ranks, on)
     # To the last word between ranks: another one may have stopped before a signal to all reaches this one.
     with run.claimed(own), stop_signals() as arrived:
         run.begin(begun)
@@ -105,7 +93,7 @@ def _steps(run: Run, arrived: StopSignal, stop_after: float | None) -> str:
 def _reason_to_stop(run: Run, arrived: StopSignal, stop_after: float | None) -> str:
     """The reason to stop after this step, equal on all ranks; empty where there is none."""
     out_of_time = stop_after is not None and time.monotonic() - run.started > 60 * stop_after
-    request = arrived.name or ("time" if out_of_time else "")
-    # A signal or a clock reaches ranks at different steps; what one wants, all do at this step.
+    request = arrived.name or ("callback" if run.asked_to_stop else "time" if out_of_time else "")
+    # A signal, a clock or a callback reaches ranks at different steps; what one wants, all do at this step.
     request = REQUESTS[run.ranks.highest(REQUESTS.index(request))]
     return "finished" if run.at_end else "patience" if run.out_of_patience else request

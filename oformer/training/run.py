@@ -12,10 +12,11 @@ import dataclasses
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,8 @@ from oformer.training.resume import (
 from oformer.training.start import begin_from
 from oformer.training.step import Stepper, used_precision
 
+# Called with the kind of a record of the journal ("start", "train", "evaluate", "stop"), the step and what it holds.
+Callback = Callable[[str, int, dict[str, Any]], Any]
 Splits = tuple[PointDataset, PointDataset]  # to train on, and to score
 MAX_CHECKPOINTS = 2  # of a run; one would do, two forgive a bad disk
 
@@ -75,7 +78,15 @@ class Run:
     console: Console
     pace: Pace
 
-    def __init__(self, recipe: Recipe, folder: Path, data: Splits, device: torch.device, ranks: Ranks):
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        data: Splits,
+        device: torch.device,
+        ranks: Ranks,
+        on: Callback | None = None,
+    ):
         """Build the model from its seed, and refuse what cannot be trained; nothing is written.
 
         Args:
@@ -84,7 +95,9 @@ class Run:
             data: the samples to train on, and those to score.
             device: where to compute.
             ranks: the processes that train together.
+            on: told what the journal is told, by the first rank; may ask to stop.
         """
+        self.on, self.asked_to_stop = on, False
         self.started = time.monotonic()
         self.recipe, self.settings, self.folder = recipe, recipe.training, folder
         self.train_data, self.scored_data = data
@@ -291,9 +304,11 @@ class Run:
     # What a run writes.
 
     def write(self, kind: str, **content: Any) -> None:
-        """Append a record to the journal; on ranks without one, nothing."""
+        """Append a record to the journal and pass it on; on ranks without one, nothing."""
         if self.journal is not None:
             self.journal.write(kind, self.step, **content)
+            if self.on is not None and isinstance(stop := self.on(kind, self.step, dict(content)), (bool, np.bool_)):
+                self.asked_to_stop |= bool(stop)
 
     def log(self, numbers: dict[str, Tensor]) -> None:
         """Write the mean loss of all ranks to journal and console; the only place that waits for the device."""

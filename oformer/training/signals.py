@@ -1,4 +1,4 @@
-"""Requests to stop a run: signals of the operating system, and the time limit of a call.
+"""Requests to stop a run: signals of the operating system, the time limit of a call, and its callback.
 
 Ctrl-C, SIGTERM and SIGUSR1 (which schedulers send before the time limit of a job) are noted when they arrive. The
 training loop reads the note at the end of a step, saves and stops.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Requests that a rank may have, the strongest last; ranks agree on the strongest by its place in this row.
-REQUESTS = ("", "time", "SIGINT", "SIGUSR1", "SIGTERM")
+REQUESTS = ("", "time", "callback", "SIGINT", "SIGUSR1", "SIGTERM")
 
 
 @dataclass

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oformer.checkpoint import MODEL_CARD as CARD
 from oformer.checkpoint import WEIGHTS, Checkpoint, how_to_use
 from oformer.config import differences, from_json, to_json
 from oformer.errors import InputError
-from oformer.experiments.published import ROWS, Row
+from oformer.experiments.published import rows_of_their_own
 from oformer.experiments.recipes import RECIPES, recipe_named
 from oformer.fields import Card
+from oformer.files import MODEL_CARD as CARD
 from oformer.files import read_json
 from oformer.metrics import Resolution
 from oformer.terminal import markdown_table
@@ -25,7 +25,6 @@ from oformer.training.recipe import Recipe
 from oformer.training.refusals import WITHOUT_EFFECT
 from oformer.zoo.traits import Trait, worst_count
 
-PLUS = "-plus"  # ends the name of a variant that is better than the faithful recipe at equal size and data
 SHARES = (0.95, 0.75, 0.5, 0.25)  # of the input points: those of the paper's appendix C
 
 
@@ -182,21 +181,6 @@ def _flat(value: Any) -> list[Any]:
     return [part for item in value for part in _flat(item)] if isinstance(value, list | tuple) else [value]
 
 
-def _rows_of_their_own(card: ModelCard) -> list[Row]:
-    """The rows of the paper that a card repeats, of those that measure something else than relative L2."""
-    return [row for row in ROWS if row.recipe == card.name.removesuffix(PLUS) and row.quantity != "relative L2"]
-
-
-def headline(card: ModelCard) -> str:
-    """The test error of a card in a few words: relative L2 in percent, or else what the paper's row measures."""
-    rows = _rows_of_their_own(card)
-    if not rows:
-        return f"{card.scores.error:.4%}"
-    power = {1.0: "", 1e-2: "e-2", 1e-3: "e-3"}
-    errors = (row.number(row.measured(card.scores)) + power[row.unit] for row in rows)
-    return f"{'squared' if 'squared' in rows[0].quantity else 'momentum'} {', '.join(errors)}"
-
-
 def card_page(card: ModelCard, checkpoint: Checkpoint | None = None) -> str:
     """The card as a page for people: what the operator predicts, how well, how to call it; then how it was made.
 
@@ -255,7 +239,7 @@ def _error_in_a_line(card: ModelCard) -> str:
         parts.append(
             f"over {len(fresh.by_sample):,} fresh samples {_percent(fresh.error)}, at worst {_percent(fresh.worst)}"
         )
-    if rows := _rows_of_their_own(card):
+    if rows := rows_of_their_own(card.name):
         numbers = (f"{row.quantity} {row.number(row.measured(card.scores))}{row.multiple}" for row in rows)
         parts.append(f"as the paper measures it, {' and '.join(numbers)}")
     return "; ".join(parts)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oformer.errors import InputError
-from oformer.experiments.published import BY_SHARE, OURS, ROWS, Row
+from oformer.experiments.published import BY_SHARE, OURS, PLUS, ROWS, Row
 from oformer.experiments.recipes import RECIPES
 from oformer.files import write_text
 from oformer.plots import lines, page, style
 from oformer.terminal import markdown_table
-from oformer.zoo.card import PLUS, SHARES, ModelCard
+from oformer.zoo.card import SHARES, ModelCard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

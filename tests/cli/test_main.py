@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from oformer.cli import COMMANDS, main
-from tests.cli.command import ENVIRONMENT
+from oformer.cli import COMMANDS, GROUPS, main, parse
+from tests.cli.command import ENVIRONMENT, ROOT
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,41 @@ def test_help_names_its_verb_and_never_imports_torch(arguments):
     assert " ".join(["oformer", *arguments[:-1]]) in done.stdout
 
 
+@pytest.mark.parametrize("arguments", ["help", "list", "zoo list", "zoo show burgers-demo", "inspect README.md"])
+def test_what_prints_a_text_imports_no_torch_and_takes_any_encoding(arguments):
+    """On a pipe whose code page lacks some of the letters, as on Windows."""
+    code = (
+        "import atexit, os, sys, time\nfrom oformer import cli\n"
+        "os._exit = lambda code: sys.exit(code or 10 * ('torch' in sys.modules) or 20 * (time.process_time() > 1.5))\n"
+        "cli.program()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()], capture_output=True, cwd=ROOT,
+        env={**ENVIRONMENT, "PYTHONIOENCODING": "cp1252"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.decode("cp1252")) > 500
+
+
+def test_the_commands_are_shown_in_groups_with_a_line_each(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line in GROUPS] == list(GROUPS)
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", shown, re.M)
+    assert max(map(len, shown.splitlines())) < 120
+    assert main([]) == 2
+
+
+def test_short_names_set_the_settings_of_a_recipe():
+    command, rest = parse(["train", "burgers-demo", "--epochs", "3", "--batch", "10", "--lr", "5e-4", "--seed", "7"])
+    training = command.recipe(rest).training
+    assert (training.steps, training.batch, training.seed) == (154, 10, 7)  # of 512 samples
+    assert (training.optimizer.rate, training.optimizer.matrix_rate) == (5e-4, 1e-3)
+    command, rest = parse(["train", "burgers-demo", "--steps", "30", "--training.batch", "4"])
+    assert (command.recipe(rest).training.steps, command.recipe(rest).training.batch) == (30, 4)
+
+
 MISTAKES = {
     "unknown recipe": (["train", "burger-2048"], "Did you mean `burgers-2048`?"),
     "unknown problem": (["generate", "burgerz"], "burgers"),
@@ -92,6 +127,11 @@ MISTAKES = {
         ["train", "burgers-512", "--training.loss.by-points=1"],
         "Write --training.loss.by-points or --training.loss.no-by-points.",
     ),
+    "an option almost right": (["predict", "a", "b", "--devise", "cpu"], "Did you mean `--device`?"),
+    "an option of the verb": (["train", "burgers-demo", "--maxminutes", "3"], "Did you mean `--max-minutes`?"),
+    "a setting almost right": (["train", "burgers-demo", "--training.stepz", "3"], "Did you mean `--training.steps`?"),
+    "two lengths": (["train", "burgers-demo", "--steps", "3", "--epochs", "1"], "--steps or --epochs, got both"),
+    "no device": (["predict", "burgers-demo", "in.npz", "--device", "gpu"], "the name of a torch device, got `gpu`"),
     "no gpu": (["train", "burgers-512", "--device", "cuda"], "GPU"),
     "too few points": (["generate", "burgers", "--points", "20"], "modes"),
     "unknown verb": (["trian"], "Did you mean `train`?"),

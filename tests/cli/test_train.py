@@ -103,22 +103,22 @@ def test_help_for_data_of_ones_own_shows_what_is_chosen_from_them_under_a_name_t
     asked = cli("train", "--data", data, "--help", cwd=tmp_path)
     assert asked.returncode == 0, asked.stderr
     usage = asked.stdout.splitlines()[0]
-    assert usage == f"usage: python -m oformer train --data {shlex.quote(data)} [-h] [OPTIONS]"
+    assert usage == f"usage: oformer train --data {shlex.quote(data)} [-h] [OPTIONS]"
     assert "--training.steps INT" in asked.stdout
     assert "width 48" in asked.stderr
     refused = cli("train", "--data", data, "--training.stepz", "3", cwd=tmp_path)
     assert refused.returncode == 2
-    (told,) = re.findall(r"run python -m oformer (train .*--help)", refused.stderr)
+    (told,) = re.findall(r"All of them: oformer (train .*--help)", refused.stderr)
     again = cli(*shlex.split(told), cwd=tmp_path)
     assert again.stdout == asked.stdout
 
 
 def test_help_is_that_of_the_recipe_where_one_is_named_and_of_the_command_elsewhere(tmp_path):
     named = cli("train", "burgers-demo", "--data.train", "5", "-h", cwd=tmp_path).stdout
-    assert named.startswith("usage: python -m oformer train burgers-demo [-h] [OPTIONS]\n")
+    assert named.startswith("usage: oformer train burgers-demo [-h] [OPTIONS]\n")
     assert "--model.encoder.width INT" in named
     plain = cli("train", "--device", "cpu", "--help", cwd=tmp_path).stdout
-    assert plain.startswith("usage: python -m oformer train [-h] [TRAIN OPTIONS] [NAME]\n")
+    assert plain.startswith("usage: oformer train [-h] [TRAIN OPTIONS] [NAME]\n")
     assert "--max-minutes" in plain
     assert "--stop-after" in plain
     nothing = cli("train", "--data", "nothing.h5", "--help", cwd=tmp_path)

@@ -12,7 +12,7 @@ from oformer import config
 from oformer.data import PointDataset, Store, View, generate
 from oformer.data.importers import load_file
 from oformer.errors import InputError
-from oformer.fields import Card, Field, Sample, Spec
+from oformer.fields import Card, Field, Sample, Spec, collate
 from oformer.meshes.grids import line_weights
 from oformer.problems import Darcy
 
@@ -575,3 +575,10 @@ def test_xarray_pads_with_points_of_weight_zero():
     found = (data["target"] * data["query_weights"]).sum("query_point").values.ravel()
     np.testing.assert_allclose(found, [2 * v[0, :, 0].mean() for v in values], rtol=1e-6)
     assert data["nu"].values.tolist() == [0.5, 0.5]
+
+
+def test_a_loader_of_torch_batches_a_dataset(tiny_data):
+    batches = list(torch.utils.data.DataLoader(tiny_data, batch_size=3, collate_fn=collate))
+    assert isinstance(tiny_data, torch.utils.data.Dataset)
+    assert sum(batch.size for batch in batches) == len(tiny_data)
+    assert torch.equal(batches[1].target[0], tiny_data[3].target)

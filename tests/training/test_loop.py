@@ -116,6 +116,28 @@ def test_a_signal_outside_of_the_steps_kills_no_run(tmp_path, splits, monkeypatc
     assert int(checkpoints(tmp_path)[-1].name) == outcome.step
 
 
+def test_the_callback_is_told_what_the_journal_is_told(tmp_path, splits):
+    told = []
+    run(tiny_recipe(steps=20), tmp_path / "a", splits, on=lambda *record: told.append(record))
+    journal = read_journal(tmp_path / "a")
+    assert [(kind, step) for kind, step, _ in told] == [(r["kind"], r["step"]) for r in journal]
+    assert {kind for kind, _, _ in told} == {"start", "train", "evaluate", "stop"}
+    assert all(
+        json.loads(json.dumps(numbers)).items() <= record.items()
+        for (_, _, numbers), record in zip(told, journal, strict=True)
+    )
+
+
+def test_a_callback_that_returns_true_stops_a_run_that_goes_on(tmp_path, splits):
+    """With the weights and moments of a run that was never stopped; other answers of a callback stop nothing."""
+    recipe = tiny_recipe(steps=20)
+    stopped = run(recipe, tmp_path / "a", splits, on=lambda event, step, numbers: (event, step) == ("train", 7))
+    assert (stopped.step, stopped.reason, stopped.finished) == (7, "callback", False)
+    assert run(recipe, tmp_path / "a", splits, on=lambda *record: record).finished
+    run(recipe, tmp_path / "b", splits)
+    assert same_state(tmp_path / "a", tmp_path / "b")
+
+
 def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
     """With a loss that asks for neighbors, dropped points, and evaluation; dropout draws other numbers."""
     whole = run(without_dropout(tiny_recipe(steps=20)), tmp_path / "whole", splits)
