@@ -11,6 +11,7 @@ Sample i depends on the seed and on i alone, so a larger set begins with the sam
 """
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -388,18 +389,20 @@ def measure(name: str, seed: int, *, minutes: float, samples: int, test: int, de
 
 
 COLUMNS = ("operator", *(kind.name for kind in BASELINES))
+WIDTH = 2 + max(map(len, COLUMNS))
 
 
 def head() -> str:
-    names = "".join(f"{name:>16}" for name in COLUMNS)
-    return f"{'problem':38}{'seed':>5}{'samples':>9}{names}   seconds of each fit"
+    names = "".join(f"{name:>{WIDTH}}" for name in COLUMNS)
+    return f"{'problem':40}{'seed':>5}{'samples':>9}{names}   seconds of each fit"
 
 
 def line(row: Row) -> str:
-    numbers = "".join(f"{row.errors[name]:>16.2%}" if name in row.errors else f"{'-':>16}" for name in COLUMNS)
+    shown = (f"{row.errors[name]:.2%}" if name in row.errors else "-" for name in COLUMNS)
+    numbers = "".join(f"{number:>{WIDTH}}" for number in shown)
     times = " ".join(f"{row.seconds[name]:.1f}" if name in row.seconds else "-" for name in COLUMNS)
     title = f"{row.problem}: {PROBLEMS[row.problem].title}"
-    return f"{title:38}{row.seed:>5}{row.samples:>9}{numbers}   {times}"
+    return f"{title:40}{row.seed:>5}{row.samples:>9}{numbers}   {times}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -411,15 +414,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", type=int, default=100, help="samples to test with")
     parser.add_argument("--device", help="of the operator; by default a GPU if there is one")
     options = parser.parse_args(arguments)
-    rows = []
-    for name in options.problems:
-        for seed in options.seeds:
-            kept = {"samples": options.samples, "test": options.test, "device": options.device}
-            rows.append(measure(name, seed, minutes=options.minutes, **kept))
     print(f"Relative L2 error on {options.test} samples that no fit has seen; minutes={options.minutes:g}\n")
-    print(head())
-    for row in rows:
-        print(line(row))
+    print(head(), flush=True)
+    kept = {"samples": options.samples, "test": options.test, "device": options.device}
+    for name, seed in itertools.product(options.problems, options.seeds):
+        print(line(measure(name, seed, minutes=options.minutes, **kept)), flush=True)
 
 
 if __name__ == "__main__":

@@ -165,6 +165,11 @@ class Superposition(MarchingModel):
         return f"{self.name}, whose queries read the nearest points"
 
     @property
+    def needs_period(self) -> bool:
+        """Whether it counts on coordinates that have the period of its spec: the nearest points may lie across it."""
+        return self.spec.periods is not None
+
+    @property
     def steady(self) -> bool:
         """Whether it has no steps in time."""
         return not len(self.steps)

@@ -138,7 +138,7 @@ MISTAKES = {
     "help for an unknown verb": (["trian", "--help"], "Did you mean `train`?"),
     "unknown verb of the zoo": (["zoo", "shwo", "--help"], "Did you mean `show`?"),
     "no samples": (["generate", "burgers", "--count", "0"], "at least 1 for `--count`, got 0."),
-    "another format": (["predict", "burgers-demo", "x.npz", "--out", "a.vtu"], "ends in .npz for --out, got `a.vtu`"),
+    "another format": (["predict", "burgers-demo", "x.npz", "--out", "a.doc"], ".vtu, .pvd, .vtk, got `a.doc`"),
     "another picture": (["predict", "burgers-demo", "x.npz", "--plot", "a.bmp"], "ends in .png, .svg or .pdf"),
     "another precision": (["predict", "burgers-demo", "x.npz", "--precision", "fp16"], "'float16', 'bfloat16'"),
     "infinite memory": (["predict", "burgers-demo", "x.npz", "--memory-gb", "inf"], "finite number above zero"),
