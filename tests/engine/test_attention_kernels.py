@@ -13,7 +13,7 @@ from oformer.engine.attention import FusedAttention
 from oformer.nn.rotary import Rotary
 from oformer.nn.shared_grids import expanded
 from oformer.nn.sums import points_split
-from tests.engine.compiled import printed
+from tests.forked import printed
 
 kernels = pytest.importorskip("oformer.engine.kernels.attention_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,8 +12,8 @@ from oformer.engine.attention import FusedAttention
 from oformer.engine.blocks import FusedSelfAttentionBlock
 from oformer.nn.rotary import Rotary
 from oformer.nn.sums import points_split
-from tests.engine.compiled import printed
 from tests.engine.test_attention_kernels import BATCH, DEVICE, attention_layer, close, quadrature
+from tests.forked import printed
 
 kernels = pytest.importorskip("oformer.engine.kernels.attention_lookup_kernels", exc_type=ImportError)
 sums_kernels = pytest.importorskip("oformer.engine.kernels.attention_sums_kernels", exc_type=ImportError)

@@ -8,8 +8,8 @@ from oformer.engine import attention
 from oformer.engine.attention import FusedAttention
 from oformer.nn.rotary import Rotary
 from tests.engine import test_attention_kernels as arranging
-from tests.engine.compiled import printed
 from tests.engine.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
+from tests.forked import printed
 
 lookup_kernels = pytest.importorskip("oformer.engine.kernels.attention_lookup_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.engine.kernels.attention_sums_kernels", exc_type=ImportError)
