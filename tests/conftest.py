@@ -64,12 +64,22 @@ def interpret_quickly() -> None:
     interpreter._patch_lang = adapt_once
 
 
+def group_by_fixture(item: pytest.Item) -> None:
+    """Have tests that share a fixture of their file or folder run in one process, where each would make it again."""
+    for found in item._fixtureinfo.name2fixturedefs.values():
+        if found[-1].scope in ("module", "package"):
+            item.add_marker(pytest.mark.xdist_group(found[-1].baseid))
+            return
+
+
 def pytest_report_header() -> str:
     shapes = "on" if SHAPES_CHECKED else "off, beartype is not installed"
     return f"torch {torch.__version__}; shape checks: {shapes}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        group_by_fixture(item)
     if torch.cuda.is_available():
         return
     for item in items:
