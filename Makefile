@@ -25,10 +25,10 @@ demo: $(STAMP) ## train a small operator, predict with it and show what it learn
 # Without bytecode on the disk, each of the many processes of the tests would compile torch and the rest anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three processes keep two cores busy: some tests wait for a clock.
+# Three processes keep two cores busy: some tests wait for a clock. Tests that share a fixture stay together.
 .PHONY: test
 test: lint ## lint, then the fast tests, and which of them took longest
-	@$(BIN)/python -m pytest -n 3 --durations 25
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup --durations 25
 
 .PHONY: test-slow
 test-slow: $(STAMP) ## the tests marked slow

@@ -28,6 +28,7 @@ def check_field(
         times: the number of frames it must have, if known.
         channels: the number of channels it must have, if known.
     """
+    # Shapes among themselves, and then those that the model needs.
     coords, values, weights = field.coords, field.values, field.weights
     if coords.ndim < 2 or values.ndim != coords.ndim + 1 or weights.ndim != coords.ndim - 1:
         raise InputError(
@@ -62,6 +63,7 @@ def check_field(
                 f"{values.shape[axis]} (shape {tuple(values.shape)})",
                 "Values have shape (..., times, points, channels)",
             )
+    # Numbers.
     for label, tensor in (("coords", coords), ("values", values), ("weights", weights)):
         check_finite(f"{name}.{label}", tensor)
     if bool((weights < 0).any()) or bool((weights.sum(-1) <= 0).any()):

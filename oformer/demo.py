@@ -43,6 +43,7 @@ def demo(recipe: Recipe, out: Path, *, minutes: float = 4.0, fresh: bool = False
         ("looked at with", "input points", "test error (relative L2)"),
         [(row.title, str(row.points), f"{row.error:.3%}") for row in rows],
     )
+    # What to look at, and what to type next.
     report = write_report(run, test, rows)
     say(f"4. Report with pictures: {report}")
     say("Next:")

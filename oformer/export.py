@@ -133,6 +133,7 @@ def verify(path: str | Path, source: str | Path | Checkpoint, tolerance: float =
             f"one of `{metadata['name']}`, a problem of another shape",
             "Give the checkpoint it was exported from",
         )
+    # The file and the operator at every size, and the operator in float64: how much rounding alone does.
     eager = _Flat(operator, metadata["times"])
     exact = _Flat(copy.deepcopy(operator).double(), metadata["times"])
     generator = torch.Generator().manual_seed(SEED)

@@ -26,9 +26,7 @@ gc.disable()
 
 SHAPES_CHECKED = all(importlib.util.find_spec(name) for name in ("beartype", "jaxtyping"))
 if SHAPES_CHECKED:
-    from jaxtyping import install_import_hook
-
-    import tests.typecheck  # noqa: F401 - the hook names it, and must find it loaded
+    import tests.typecheck
 
     # The hook rewrites modules as they are imported; one that is already there would go unchecked.
     if "oformer" in sys.modules:
@@ -36,7 +34,7 @@ if SHAPES_CHECKED:
     # Kernels are left out: Triton reads their source, and finds no tensors in it.
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(ROOT.glob("oformer/**/*.py"))]
     checked = [name for name in names if not name.endswith(("_kernels", ".__init__"))]
-    install_import_hook(checked, "tests.typecheck.check")
+    tests.typecheck.install(checked)
 
 import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
@@ -50,12 +48,38 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def interpret_quickly() -> None:
+    """Have Triton's interpreter adapt the language once, where it does so at each call of a function on the device."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is None or not hasattr(interpreter, "_LangPatchScope"):
+        return
+    adapt, adapted = interpreter._patch_lang, set()
+
+    def adapt_once(fn):
+        if fn.__module__ not in adapted:  # by module: each is searched for the names it gives the language
+            adapted.add(fn.__module__)
+            adapt(fn)
+        return interpreter._LangPatchScope()  # nothing to restore
+
+    interpreter._patch_lang = adapt_once
+
+
+def group_by_fixture(item: pytest.Item) -> None:
+    """Have tests that share a fixture of their file or folder run in one process, where each would make it again."""
+    for found in item._fixtureinfo.name2fixturedefs.values():
+        if found[-1].scope in ("module", "package"):
+            item.add_marker(pytest.mark.xdist_group(found[-1].baseid))
+            return
+
+
 def pytest_report_header() -> str:
     shapes = "on" if SHAPES_CHECKED else "off, beartype is not installed"
     return f"torch {torch.__version__}; shape checks: {shapes}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        group_by_fixture(item)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -66,6 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+    interpret_quickly()
 
 
 def pytest_unconfigure() -> None:
@@ -77,7 +102,9 @@ def fixed_seeds() -> None:
     """The same random numbers in each test, whatever ran before it."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - for code that draws from numpy's global state
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for devices not there
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
 """A small operator trained and asked in every way to run it, in the package that is first on the path.
 
-    python -m tests.one_minute
+    python -m tests.one_minute galerkin
 
-prints, for each way, the loss of a training step, the norm of its gradient and the norm of a prediction. The ways:
-as it is, compiled, and with every fused module switched on as on a Hopper GPU, whose kernels Triton's interpreter runs.
+prints, for that attention and each way, the loss of a training step, the norm of its gradient and the norm of a
+prediction. The ways: as it is, compiled, and with every fused module switched on as on a Hopper GPU, whose kernels
+Triton's interpreter runs.
 """
 
 import functools
 import json
 import os
+import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -17,7 +19,7 @@ import torch
 WAYS = ("plain", "compiled", "fused")
 
 
-def numbers(way: str) -> list[float]:
+def numbers(way: str, attention: str) -> list[float]:
     """Loss, gradient and prediction by one of the ways."""
     from oformer import Field, Predictor
     from oformer.checkpoint import Checkpoint
@@ -33,7 +35,7 @@ def numbers(way: str) -> list[float]:
     spec = Spec(dim=1, in_times=1, in_channels=1, out_times=3, out_channels=1)
     # Of sizes for which there are kernels: also the rollout's, which needs 256 channels.
     config = OFormerConfig(
-        attention=os.environ.get("ATTENTION", "galerkin"),  # pyright: ignore[reportArgumentType]
+        attention=attention,  # pyright: ignore[reportArgumentType]
         encoder=Encoder(width=32, depth=1, multipliers=(4.0,)),
         query=Query(width=32, fourier_features=8, hidden=(32,), heads=2, multiplier=4.0),
         propagator=Propagator(width=256, layernorm=True, context=("coords",)),
@@ -87,13 +89,13 @@ def used() -> list[str]:
     return sorted({type(module).__name__ for module in model.modules() if "Fused" in type(module).__name__})
 
 
-def main() -> None:
+def main(attention: str) -> None:
     torch.compile = functools.partial(torch.compile, backend="eager")  # what is compiled, not to what
-    found = {way: numbers(way) for way in WAYS[:2]}
+    found = {way: numbers(way, attention) for way in WAYS[:2]}
     as_on_a_hopper_gpu()
-    found["fused"] = numbers("fused")
+    found["fused"] = numbers("fused", attention)
     print(json.dumps({"numbers": found, "used": used()}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,7 +1,6 @@
 """Two processes that compute together, started once for the tests of a file: starting them is what takes time."""
 
 import contextlib
-import multiprocessing
 import pickle
 import threading
 import time
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tests import forked
 
 IDLE = 60.0  # seconds in which neither rank computes: they wait for each other, however busy the machine is
 IDLE_AFTER_ERROR = 5.0  # the same when one rank has failed, and the other may wait for it
@@ -51,7 +52,7 @@ class Pair:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forked.context()
         self.pipes, self.processes = [], []
         self.cpu_seconds: Sequence[float] = context.RawArray("d", 2)
         for rank in range(2):

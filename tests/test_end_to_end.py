@@ -56,10 +56,10 @@ def small(name: str, **training) -> Recipe:
     problem, view, horizon = SMALL[name]
     settings = dataclasses.replace(
         recipe.training,
-        steps=8,
+        steps=4,
         batch=2,
-        evaluate_every=8,
-        checkpoint_every=8,
+        evaluate_every=4,
+        checkpoint_every=4,
         log_every=1,
         horizon=horizon,
         **training,
@@ -78,7 +78,7 @@ def test_a_recipe_trains_evaluates_and_reports(name, tmp_path):
     assert 0 < outcome.scores.error < 2
     assert len(outcome.scores.by_step) == data.spec.out_times
     losses = [r["loss"] for r in read_journal(tmp_path / "run") if r["kind"] == "train"]
-    assert len(losses) == 8
+    assert len(losses) == 4
     assert all(math.isfinite(loss) for loss in losses)
     near = outcome.scores.momentum
     assert (near is not None) == (name == "airfoil")

@@ -6,13 +6,16 @@ makes of a kernel: that of CUDA 12.8 once left an instruction out, and a registe
 """
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import oformer
-from tests.engine.compiled import never_written, printed
+from tests.engine.compiled import never_written
 
+ROOT = Path(oformer.__file__).resolve().parent.parent
 pytest.importorskip("oformer.engine.kernels.rollout_kernels", exc_type=ImportError)
 
 MODEL = """
@@ -79,6 +82,14 @@ def started(package: str) -> set[str]:
                 case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
                     names.add(name)
     return names
+
+
+def printed(script: str) -> list[str]:
+    """The lines that a script prints in a process that has not loaded Triton's interpreter."""
+    command = [sys.executable, "-c", f"from tests.engine.compiled import *\n{script}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(("package", "script"), [("engine/kernels", MODEL), ("solvers", SOLVERS)])

@@ -8,11 +8,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import printed
 
 pytest.importorskip("triton", exc_type=ImportError)
 
@@ -58,9 +58,7 @@ FIRST = list(WISHES)[:5]
 
 def package(folder: Path, edits: list[Edit]) -> Path:
     """A copy of the package with some edits; files that are not edited are links."""
-    shutil.copytree(
-        ROOT / "oformer", folder / "oformer", copy_function=os.symlink, ignore=shutil.ignore_patterns("*.pyc")
-    )
+    shutil.copytree(ROOT / "oformer", folder / "oformer", copy_function=os.symlink)
     for name, there, instead in edits:
         path = folder / "oformer" / name
         text = path.read_text()
@@ -70,17 +68,16 @@ def package(folder: Path, edits: list[Edit]) -> Path:
     return folder
 
 
-def said(folder: Path, *command: str, **environment: str) -> tuple[str, str]:
-    """What a Python of its own prints, with the package of a folder before all others."""
-    paths = os.pathsep.join([str(folder), str(ROOT)])
-    variables = {**os.environ, **environment, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-P", *command], capture_output=True, text=True, cwd=folder, env=variables)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+def said(folder: Path, script: str) -> str:
+    """What a process of its own prints, with the package of a folder before all others."""
+    first = (
+        f"import os, sys; sys.dont_write_bytecode = True; sys.path.insert(0, {str(folder)!r}); os.chdir(sys.path[0])"
+    )
+    return "\n".join(printed(f"{first}\n{script}"))
 
 
 def answers(folder: Path, attention: str) -> dict:
-    return json.loads(said(folder, "-m", "tests.one_minute", ATTENTION=attention)[0])
+    return json.loads(said(folder, f"from tests.one_minute import main\nmain({attention!r})"))
 
 
 @pytest.fixture(scope="module")
@@ -149,4 +146,4 @@ def test_a_pde_and_a_model_are_a_file_and_a_line_each(tmp_path):
     (folder / "oformer" / "problems" / "squared.py").write_text(problem)
     model = (ROOT / "oformer" / "models" / "fno.py").read_text()
     (folder / "oformer" / "models" / "own.py").write_text(re.sub(r"\bFNO(Config)?\b", r"Own\1", model))
-    assert float(said(folder, "-c", NEW_PARTS)[0]) < 1e3
+    assert float(said(folder, NEW_PARTS)) < 1e3

@@ -145,6 +145,7 @@ class Train:
                 stop_after=None if limit is None else max(limit, MIN_TRAINING_MINUTES), quiet=self.quiet,
                 ranks=ranks, own=own, start=self.start,
             )  # fmt: skip
+        # The first process alone writes the report and speaks.
         code = 0 if outcome.finished or outcome.reason == "time" else 130
         if not ranks.first:
             return code

@@ -298,6 +298,7 @@ class PointDataset(Described, Dataset[Sample]):
                 "one",
                 "Choose another name, or replace a dataset with overwrite=True",
             )
+        # Splits and settings stay those of the source where nothing of it was left out.
         whole = np.array_equal(self._indices, np.arange(len(self._source)))
         same = self._source if whole and self.view == View() and isinstance(self._source, Store) else None
         if splits is None and whole and self.splits:

@@ -104,6 +104,7 @@ def generate(
         problem=config.to_json(problem),
         seed=seed,
     )
+    # What is missing of it, and which part of that is ours.
     for place in (folder, folder / "parts"):
         files.remove_leftovers(place, older_than=ABANDONED)
     missing = writer.missing()
@@ -119,6 +120,7 @@ def generate(
         if batch is None:
             batch = min(part_size, problem.cpu_batch) if on_cpu else part_size
         work = _Work(problem, seed, device, batch)
+        # What samples share, and how large a part is on scattered points, is seen in the first one.
         if todo[:1] != [0] and not writer.ready:
             writer.share(work.solve([0])[0][0])
         first, others = todo[:1], todo[1:]

@@ -132,6 +132,7 @@ def readme(manifest: Manifest, problem: dict[str, Any] | None) -> str:
         for role, times, channels, names, s in roles
         for c in range(channels)
     ]
+    # What is said only where there is something to say.
     remarks = []
     if manifest.rounding:
         errors = ", ".join(f"{name} {error:.1e}" for name, error in manifest.rounding.items())

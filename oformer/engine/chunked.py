@@ -145,7 +145,9 @@ class Chunks:
             yield
             return
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed + key)
+            # To seed devices that are not there takes longer than a small chunk.
+            seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+            seed(self.seed + key)
             yield
 
 

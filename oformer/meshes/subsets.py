@@ -49,6 +49,7 @@ def keep_points(
         raise InputError(
             "points on a line to weigh by `gaps`", f"{field.coords.shape[-1]} dimensions", "Weigh them by `cells`"
         )
+    # The points of each sample in a random order, padding last; the first of them stay.
     exists = field.weights > 0
     counts = (exists.sum(1, keepdim=True).double() * share).round().clamp_min(1).long()
     keys = torch.rand(field.weights.shape, generator=generator).to(field.weights.device)
@@ -58,6 +59,7 @@ def keep_points(
     chosen, valid = order[:, :most], rank[:most] < counts
     coords = _gathered(field.coords, chosen)
     index = chosen[:, None, :, None].expand(-1, field.values.shape[1], -1, field.values.shape[-1])
+    # Their weights.
     if weights == "gaps":
         kept = line_weights(coords, periods[0] if periods else None, valid)
     else:

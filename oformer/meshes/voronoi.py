@@ -140,6 +140,7 @@ def cell_weights(
             raise InputError("`periods` or `box`", "both", "A periodic domain has no walls; leave the box out")
         if not all(period > 0 for period in periods):
             raise InputError("periods above zero", str(periods))
+    # The cells of places, which points in one place share.
     places, place, crowd = np.unique(_wrapped(x, periods), axis=0, return_inverse=True, return_counts=True)
     if len(places) == 1:
         return equal

@@ -129,6 +129,7 @@ def solve(
         SolverDiverged: density or pressure were no longer positive and finite.
     """
     _check_stream(mach, angle)
+    # A solver for this mesh alone; whoever has several flows on one mesh keeps it.
     solver = EulerSolver(
         median_dual(points, triangles, marks),
         precision=precision,

@@ -255,6 +255,7 @@ def resolution_sweep(
         trained_error: the mean error on the dataset as it is, where it was measured already.
     """
     rows, runner = [], _runner(operator)
+    # Coarser and finer grids, as far as the stored one holds them.
     trained, full = dataset.spec.grid, dataset.source_spec.grid
     if trained is not None and full is not None:
         for factor in (0.5, 1.0, 2.0):
@@ -274,6 +275,7 @@ def resolution_sweep(
             label = " x ".join(map(str, points)) + " points"
             kind = "trained" if factor == 1.0 else "resolution"
             rows.append(Resolution(label, math.prod(points), error, kind))
+    # Random points.
     for share in shares:
         view = dataclasses.replace(dataset.view, keep=share)
         sparse = dataset.with_view(view)

@@ -107,6 +107,7 @@ def open_data(
             "none, and this version has no generator for it",
             "Give one of your own with --data FOLDER",
         )
+    # Generated, or as much of it as is missing.
     data = recipe.data
     count, problem = data.train + data.test, recipe.problem.split_after(data.train)
     folder = dataset_folder(problem, count, data.seed, root)

@@ -95,6 +95,7 @@ def add(
     recipe, (checkpoint, _) = recipes[0], runs[0]
     batch = batch or recipe.training.batch
     test = open_test_samples(recipe, datasets, device=device, say=say)
+    # Every seed, with its weights as they were trained.
     seeds, journals = [], {}
     for place, ((trained, records), settings) in enumerate(zip(runs, recipes, strict=True)):
         say(f"Measuring seed {settings.training.seed} on {len(test)} test samples.")
@@ -112,6 +113,7 @@ def add(
                 scores=scores,
             )
         )
+    # The first one as it is shipped, and what else is said of it.
     operator = checkpoint.operator
     stored = _round_weights(operator) if half else operator
     say("Measuring the shipped weights, at other resolutions and from sparse input.")
@@ -132,6 +134,7 @@ def add(
     found_fresh = None
     if fresh:
         found_fresh = _measure_fresh(operator, recipe, fresh, datasets, device, batch, say)
+    # The card, and the folder.
     card = ModelCard(
         name=name or recipe.name,
         command=training_command(recipe),
@@ -205,6 +208,7 @@ def other_views(
     trained, full = test.spec.grid, test.source_spec.grid
     if trained is None or full is None:
         return tuple(rows), dict.fromkeys(("half resolution", "double resolution"), "the points are no regular grid")
+    # On grids the sweep lacks what the data do not hold: the nearest grid there, or finer samples, stand in.
     missing: dict[str, str] = {}
     measured = {row.points for row in rows if row.kind == "resolution"}
     for name, factor in (("half resolution", 0.5), ("double resolution", 2.0)):

@@ -5,7 +5,7 @@ import pytest
 from tests.cli.command import SMALL, cli
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def trained(tmp_path_factory):
     """A folder in which `oformer train` was run once."""
     folder = tmp_path_factory.mktemp("work")

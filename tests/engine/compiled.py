@@ -1,13 +1,13 @@
 """Compiled code beside the same code as it is, in processes of their own: the shape checks cannot compile.
 
-A test gives `printed` a script, which says `device = kernels_everywhere()` and compares with `Compiled`.
+A test gives `printed` of tests/forked.py a script, which says `device = kernels_everywhere()` and compares with
+`Compiled`.
 """
 
 import contextlib
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,16 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def printed(script: str) -> list[str]:
-    """The lines that a script prints in a process of its own."""
-    command = [sys.executable, "-c", f"from tests.engine.compiled import *\n{script}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def kernels_everywhere() -> str:

@@ -12,8 +12,8 @@ from oformer.engine.attention import FusedAttention
 from oformer.engine.blocks import FusedSelfAttentionBlock
 from oformer.nn.rotary import Rotary
 from oformer.nn.sums import points_split
-from tests.engine.compiled import printed
 from tests.engine.test_attention_kernels import BATCH, DEVICE, attention_layer, close, quadrature
+from tests.forked import printed
 
 kernels = pytest.importorskip("oformer.engine.kernels.attention_lookup_kernels", exc_type=ImportError)
 sums_kernels = pytest.importorskip("oformer.engine.kernels.attention_sums_kernels", exc_type=ImportError)
@@ -96,8 +96,7 @@ class Case:
             close(got, expected)
 
 
-@pytest.mark.parametrize("tables", [1, BATCH], ids=["one grid", "grids"])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize(("dropout", "tables"), [(0.0, 1), (0.4, BATCH)], ids=["one grid", "dropout, grids"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_the_plain_ones(shape, dropout, tables):
     Case(*shape, dropout, tables).check()
@@ -120,8 +119,7 @@ def test_operands_and_gradients_may_lie_otherwise():
         case.check()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("dtype", "dropout"), [(torch.bfloat16, 0.3), (torch.float16, 0.0)], ids=str)
 def test_half_precision_rounds_the_factors_of_products_alone(dtype, dropout):
     case = Case(2, 96, 2, dropout, dtype=dtype)
     made = case.results(case.fused)

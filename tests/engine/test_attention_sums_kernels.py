@@ -8,8 +8,8 @@ from oformer.engine import attention
 from oformer.engine.attention import FusedAttention
 from oformer.nn.rotary import Rotary
 from tests.engine import test_attention_kernels as arranging
-from tests.engine.compiled import printed
 from tests.engine.test_attention_kernels import BATCH, DEVICE, attention_layer, call, close, quadrature, sides
+from tests.forked import printed
 
 lookup_kernels = pytest.importorskip("oformer.engine.kernels.attention_lookup_kernels", exc_type=ImportError)
 kernels = pytest.importorskip("oformer.engine.kernels.attention_sums_kernels", exc_type=ImportError)
@@ -143,8 +143,7 @@ def test_a_gradient_may_lie_otherwise():
     case.check(case.direction().mT.contiguous().mT)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("norm", ["channels", "layernorm"])
+@pytest.mark.parametrize(("norm", "dtype"), [("channels", torch.bfloat16), ("layernorm", torch.float16)], ids=str)
 def test_half_precision_rounds_the_factors_of_products_alone(norm, dtype):
     case = Case(norm, 2, 96, 2)
     case.x, case.matrix = case.x.to(dtype), case.matrix.to(dtype)

@@ -13,7 +13,7 @@ from oformer.engine import blocks
 from oformer.engine.blocks import FusedCrossAttentionBlock, FusedSelfAttentionBlock, feed_forward
 from oformer.nn.attention import Attention
 from oformer.nn.feedforward import MLP, GatedGELU
-from tests.engine.compiled import printed
+from tests.forked import printed
 
 kernels = pytest.importorskip("oformer.engine.kernels.feedforward_kernels", exc_type=ImportError)
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

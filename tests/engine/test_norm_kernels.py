@@ -8,9 +8,9 @@ from oformer.engine import attention
 from oformer.engine.attention import FusedAttention
 from oformer.engine.blocks import FusedSelfAttentionBlock
 from oformer.nn.rotary import Rotary
-from tests.engine.compiled import printed
 from tests.engine.test_attention_kernels import BATCH, DEVICE, close, quadrature
 from tests.engine.test_feedforward_kernels import POINTS, norm_of, points
+from tests.forked import printed
 
 kernels = pytest.importorskip("oformer.engine.kernels.norm_kernels", exc_type=ImportError)
 lookup_kernels = pytest.importorskip("oformer.engine.kernels.attention_lookup_kernels", exc_type=ImportError)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oformer.nn.rotary import Rotary
-from tests.engine.compiled import printed
+from tests.forked import printed
 
 COMPILED = """
 import torch

@@ -9,7 +9,7 @@ from oformer.engine.runners import Chunked, Plain, runner_of
 from oformer.fields import Field, Spec
 from oformer.models import FNOConfig, Normalization, OFormer, OFormerConfig, Operator
 from oformer.models.oformer import Encoder, Query
-from tests.engine.compiled import printed
+from tests.forked import printed
 
 SPEC = Spec(dim=2, in_times=2, in_channels=1, out_times=3, out_channels=1)
 CONFIG = OFormerConfig(

@@ -60,7 +60,7 @@ def test_a_recorded_step_is_one_of_the_steps_and_is_recorded_once():
 
     recorded: list[int] = []
     plain, replayed = started(), started(lambda work, warm_up: recorded.append(warm_up) or work)
-    for steps in (1, 3, 1):
+    for steps in (1, 2):
         plain.march(steps)
         replayed.march(steps)
         assert torch.equal(plain.state, replayed.state)

@@ -46,6 +46,13 @@ def run(recipe, folder, splits, **options):
     return train(recipe, folder, splits, quiet=True, tensorboard=False, **options)
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_data, tmp_path_factory):
+    """The tiny recipe, trained to its end: what no interruption may change."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(tiny_recipe(), folder, (tiny_data.split("train"), tiny_data.split("test")))
+
+
 def stop_after(monkeypatch, steps, number=signal.SIGTERM):
     """Send this process a signal in the middle of a step, as a scheduler or a person would."""
     descend, done = Run.descend, []
@@ -73,24 +80,21 @@ def losses(folder):
     return [(r["step"], r["loss"]) for r in read_journal(folder) if r["kind"] == "train"]
 
 
-@pytest.mark.parametrize(
-    ("number", "stop", "steps"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 17, 40), (signal.SIGUSR1, 17, 40)]
-)
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, number, stop, steps):
-    recipe = tiny_recipe(steps=steps)
-    whole = run(recipe, tmp_path / "whole", splits)
+@pytest.mark.parametrize(("number", "stop"), [(signal.SIGTERM, 33), (signal.SIGINT, 17), (signal.SIGUSR1, 20)])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, splits, monkeypatch, whole, number, stop):
     with monkeypatch.context() as patch:
         stop_after(patch, stop, number)
-        first = run(recipe, tmp_path / "parts", splits)
+        first = run(tiny_recipe(), tmp_path, splits)
     assert (first.step, first.reason, first.finished) == (stop, number.name, False)
-    assert checkpoints(tmp_path / "parts")[-1].name == f"{stop:08}"
+    assert checkpoints(tmp_path)[-1].name == f"{stop:08}"
     torch.manual_seed(12345)  # what another process would have
-    second = run(recipe, tmp_path / "parts", splits)
+    second = run(tiny_recipe(), tmp_path, splits)
     assert second.finished
-    assert second.step == steps
-    assert same_state(tmp_path / "whole", tmp_path / "parts")
-    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    assert whole.scores == second.scores
+    assert second.step == 40
+    folder, outcome = whole
+    assert same_state(folder, tmp_path)
+    assert losses(folder) == losses(tmp_path)
+    assert outcome.scores == second.scores
 
 
 def without_dropout(recipe: Recipe) -> Recipe:
@@ -140,8 +144,8 @@ def test_a_callback_that_returns_true_stops_a_run_that_goes_on(tmp_path, splits)
 
 def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
     """With a loss that asks for neighbors, dropped points, and evaluation; dropout draws other numbers."""
-    whole = run(without_dropout(tiny_recipe(steps=20)), tmp_path / "whole", splits)
-    parts = run(without_dropout(tiny_recipe(steps=20, chunk=4 * 10)), tmp_path / "parts", splits)
+    whole = run(without_dropout(tiny_recipe(steps=8)), tmp_path / "whole", splits)
+    parts = run(without_dropout(tiny_recipe(steps=8, chunk=4 * 10)), tmp_path / "parts", splits)
     for (step, a), (_, b) in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
         assert b == pytest.approx(a, rel=1e-3), step
     assert parts.scores.error == pytest.approx(whole.scores.error, rel=1e-3)
@@ -152,10 +156,10 @@ def test_a_run_in_chunks_is_a_run_at_once(tmp_path, splits):
 
 
 def test_a_run_in_chunks_goes_on_bit_for_bit(tmp_path, splits, monkeypatch):
-    recipe = tiny_recipe(steps=16, chunk=4 * 10)
+    recipe = tiny_recipe(steps=6, chunk=4 * 10)
     run(recipe, tmp_path / "whole", splits)
     with monkeypatch.context() as patch:
-        stop_after(patch, 7, signal.SIGTERM)
+        stop_after(patch, 3, signal.SIGTERM)
         run(recipe, tmp_path / "parts", splits)
     torch.manual_seed(12345)
     assert run(recipe, tmp_path / "parts", splits).finished
@@ -184,10 +188,10 @@ def test_a_new_run_builds_its_model_once_from_its_seed(tmp_path, splits, monkeyp
 
 
 def test_a_journal_line_beyond_the_checkpoint_is_written_again_once(tmp_path, splits, monkeypatch):
-    recipe = tiny_recipe()
+    recipe = tiny_recipe(steps=9, checkpoint_every=4)
 
     def crash(self, *arguments):
-        if self.step == 16:
+        if self.step == 6:
             raise RuntimeError("power cut")
         return descend(self, *arguments)
 
@@ -196,14 +200,14 @@ def test_a_journal_line_beyond_the_checkpoint_is_written_again_once(tmp_path, sp
         patch.setattr(Run, "descend", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             run(recipe, tmp_path, splits)
-    assert losses(tmp_path)[-1][0] == 16
+    assert losses(tmp_path)[-1][0] == 6
     run(recipe, tmp_path, splits)
-    assert [step for step, _ in losses(tmp_path)] == list(range(1, 41))
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 10))
 
 
-def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
+def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data, whole):
     """A process killed at a random moment, twice, then resumed, equals one that never was."""
-    recipe = tiny_recipe(steps=80, checkpoint_every=5, evaluate_every=40)
+    recipe = tiny_recipe(checkpoint_every=5)
     folder, script = tmp_path / "killed", tmp_path / "script.py"
     write_json(tmp_path / "recipe.json", to_json(recipe))
     script.write_text(
@@ -229,7 +233,7 @@ def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
     for _ in range(2):
         process = subprocess.Popen(arguments, env=environment)
         seen = len(losses(folder)) if folder.exists() else 0
-        while process.poll() is None and (not folder.exists() or len(losses(folder)) <= seen + 12):
+        while process.poll() is None and (not folder.exists() or len(losses(folder)) <= seen + 8):
             time.sleep(0.01)
         time.sleep(random.Random().uniform(0, 0.1))  # a moment that nobody chose
         process.kill()
@@ -239,8 +243,7 @@ def test_kill_nine_loses_at_most_one_interval(tmp_path, splits, tiny_data):
         load_checkpoint(checkpoints(folder)[-1])
     torch.set_num_threads(1)
     run(recipe, folder, splits)
-    run(recipe, tmp_path / "whole", splits)
-    assert same_state(folder, tmp_path / "whole")
+    assert same_state(folder, whole[0])
 
 
 def store_folder(data) -> Path:
@@ -258,7 +261,7 @@ def test_time_limit_stops_cleanly_and_goes_on(tmp_path, splits):
 
 
 def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, monkeypatch):
-    recipe = tiny_recipe()
+    recipe = tiny_recipe(steps=8, checkpoint_every=3)
     save, calls = save_checkpoint, []
 
     def fails_at_last(folder, checkpoint, extra):
@@ -271,7 +274,7 @@ def test_crash_while_writing_keeps_the_previous_checkpoint(tmp_path, splits, mon
         patch.setattr("oformer.training.run.save_checkpoint", fails_at_last)
         with pytest.raises(TypeError):
             run(recipe, tmp_path, splits)
-    assert [p.name for p in checkpoints(tmp_path)] == ["00000010"]
+    assert [p.name for p in checkpoints(tmp_path)] == ["00000003"]
     assert run(recipe, tmp_path, splits).finished
 
 
@@ -297,9 +300,8 @@ def test_a_run_that_is_deleted_while_it_trains_ends_with_a_sentence(tmp_path, sp
     assert not folder.exists()
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path, splits):
-    run(tiny_recipe(), tmp_path, splits)
-    assert [p.name for p in checkpoints(tmp_path)] == ["00000030", "00000040"]
+def test_only_the_newest_checkpoints_are_kept(whole):
+    assert [p.name for p in checkpoints(whole[0])] == ["00000030", "00000040"]
 
 
 def test_another_recipe_in_the_same_folder_is_refused_by_name(tmp_path, splits):
@@ -334,7 +336,7 @@ def test_divergence_is_named_and_the_last_good_state_stays(tmp_path, splits):
 
 def test_divergence_between_two_logs_leaves_the_good_checkpoints(tmp_path, splits, monkeypatch):
     """What is not finite is neither saved nor called the last good state, and nothing goes to make room for it."""
-    recipe = tiny_recipe(checkpoint_every=2, log_every=40, evaluate_every=40)
+    recipe = tiny_recipe(steps=12, checkpoint_every=2, log_every=40, evaluate_every=40)
     descend = Run.descend
 
     def spoilt(self, *arguments):
@@ -450,19 +452,17 @@ def test_only_a_finite_error_is_the_best(tmp_path, splits, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", STATE, "config.json", PROGRESS])
-def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, splits, name):
-    recipe = tiny_recipe(steps=12, checkpoint_every=4)
-    run(recipe, tmp_path / "whole", splits)
-    run(recipe, tmp_path / "cut", splits)
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path, splits, whole, name):
+    shutil.copytree(whole[0], tmp_path / "cut")
     newest = checkpoints(tmp_path / "cut")[-1]
     content = bytearray((newest / name).read_bytes())
     content[len(content) // 2] ^= 1
     (newest / name).write_bytes(content)
-    with pytest.warns(DamagedCheckpoint, match=rf"{name} as it was written.*goes on from .*00000008.*damaged-00000012"):
-        assert run(recipe, tmp_path / "cut", splits).finished
-    assert same_state(tmp_path / "whole", tmp_path / "cut")
-    assert (newest.with_name("damaged-00000012") / name).read_bytes() == content
-    assert [p.name for p in checkpoints(tmp_path / "cut")] == ["00000008", "00000012"]
+    with pytest.warns(DamagedCheckpoint, match=rf"{name} as it was written.*goes on from .*00000030.*damaged-00000040"):
+        assert run(tiny_recipe(), tmp_path / "cut", splits).finished
+    assert same_state(whole[0], tmp_path / "cut")
+    assert (newest.with_name("damaged-00000040") / name).read_bytes() == content
+    assert [p.name for p in checkpoints(tmp_path / "cut")] == ["00000030", "00000040"]
 
 
 def test_where_every_checkpoint_is_damaged_a_run_is_not_begun_anew(tmp_path, splits):
@@ -502,11 +502,11 @@ def rewritten_state(folder, change):
         (lambda tensors, progress: progress.update(step="ten"), r"training\.json\.step.*'ten'"),
     ],
 )
-def test_a_state_that_contradicts_its_model_is_one_sentence(tmp_path, splits, change, message):
-    run(tiny_recipe(steps=2, checkpoint_every=2), tmp_path, splits)
-    rewritten_state(tmp_path, change)
+def test_a_state_that_contradicts_its_model_is_one_sentence(tmp_path, splits, whole, change, message):
+    shutil.copytree(whole[0], tmp_path / "changed")
+    rewritten_state(tmp_path / "changed", change)
     with pytest.raises(InputError, match=message):
-        run(tiny_recipe(steps=2, checkpoint_every=2), tmp_path, splits)
+        run(tiny_recipe(), tmp_path / "changed", splits)
 
 
 def test_patience_stops_a_run_that_no_longer_improves(tmp_path, splits):
@@ -568,7 +568,7 @@ def test_too_little_memory_is_said_with_ways_out(tmp_path, splits, monkeypatch, 
     def full(self, batch, times):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    recipe = tiny_recipe(steps=6, drop=None, checkpoint_every=1, **settings)
+    recipe = tiny_recipe(steps=3, drop=None, checkpoint_every=1, **settings)
     with monkeypatch.context() as patch:
         stop_after(patch, 2, signal.SIGTERM)
         run(recipe, tmp_path, splits)
@@ -578,5 +578,5 @@ def test_too_little_memory_is_said_with_ways_out(tmp_path, splits, monkeypatch, 
     monkeypatch.undo()
     assert checkpoints(tmp_path)[-1].name == "00000002"
     # Each way may be taken by the run that is there.
-    other = tiny_recipe(steps=6, drop=None, checkpoint_every=1, accumulate=2, chunk=16)
+    other = tiny_recipe(steps=3, drop=None, checkpoint_every=1, accumulate=2, chunk=16)
     assert run(other, tmp_path, splits).finished

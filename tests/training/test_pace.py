@@ -93,21 +93,18 @@ def test_a_run_ends_with_its_time_and_with_its_schedule(tmp_path, splits, monkey
     assert here.positions[-1] == STEPS - 1
     rates = [record["rate"] for record in read_journal(tmp_path) if record["kind"] == "train"]
     assert rates[-1] == pytest.approx(2e-3 / 10 / 10)
-
-
-def advances(positions):
-    return [b - a for a, b in itertools.pairwise(positions)]
-
-
-@pytest.mark.parametrize("machine", [name for name in MACHINES if name != "a very slow one"])
-def test_the_rate_makes_no_jump_when_the_speed_changes(tmp_path, splits, monkeypatch, machine):
-    here = Machine(monkeypatch, MACHINES[machine])
-    here.train(tmp_path, splits)
+    if machine == "a very slow one":  # too few steps to go smoothly
+        return
+    # The rate makes no jump when the speed changes.
     usual = STEPS / len(here.positions)
     assert min(advances(here.positions)[:-1]) >= 1  # a fraction may be left for the last
     assert max(advances(here.positions)) < 4 * usual
     rates = [OneCycle(warmup=0.3, start=10, end=10).at(position, STEPS)[0] for position in here.positions]
     assert max(abs(change) for change in advances(rates)) < 0.05
+
+
+def advances(positions):
+    return [b - a for a, b in itertools.pairwise(positions)]
 
 
 def test_after_a_standstill_the_rate_comes_down_in_steps_and_the_run_is_late_by_a_twentieth(

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import math
 import shutil
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -41,9 +39,9 @@ from oformer.training.recipe import Data, Recipe, Training
 from oformer.training.resume import STATE
 from oformer.training.schedules import Horizon
 from oformer.training.step import Stepper, used_precision
+from tests.forked import printed
 from tests.tiny import TINY_FLOW, tiny_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
 SIDE = 8
 SPEC = Spec(dim=2, in_times=3, in_channels=1, out_times=6, out_channels=1, grid=(SIDE, SIDE), periods=(1.0, 1.0))
 
@@ -444,8 +442,7 @@ def test_settings_of_older_files_are_read():
 
 def without_shape_checks(call: str) -> None:
     """Call a function of this file in a process of its own: the shape checks of the tests cannot be compiled."""
-    command = f"from tests.training import test_step; test_step.{call}"
-    subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)
+    printed(f"from tests.training import test_step; test_step.{call}")
 
 
 @pytest.mark.slow

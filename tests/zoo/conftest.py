@@ -10,7 +10,7 @@ from oformer.zoo import add as adding
 from tests.zoo.cards import seeded
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def work(tmp_path_factory):
     """Datasets, two finished runs of the tiny recipe, and a zoo with the first of them in float32."""
     folder = tmp_path_factory.mktemp("zoo")

@@ -91,6 +91,7 @@ class Reader:
             late.set()
             self.process.kill()
 
+        # A clock kills the child that does not answer; its pipe then ends.
         clock = threading.Timer(min(seconds, threading.TIMEOUT_MAX), stop)
         clock.daemon = True
         with self._lock:
@@ -107,6 +108,7 @@ class Reader:
                 raise
             finally:
                 clock.cancel()
+        # What the child refused is raised here, in its words.
         if done:
             return result
         kind, words = result

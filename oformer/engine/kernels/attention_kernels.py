@@ -14,13 +14,10 @@ Multiplying takes a time that grows with the square of the width, reading x only
 wide for it to pay, the caller projects: the same kernels then read x instead of p and M.
 
 The plain twins are `Normalize`, `Rotary` and what `Attention` does with them; tests hold the two equal. A program takes
-some points of one sample and all heads, since these have angles and weights in common. It has the channels of a head
-as two tiles, the first and the second of each pair that is turned together, so that nothing moves between threads.
-Tiles have powers of two for sides. Where it multiplies, it takes the 48 pairs of a head of 96 channels in two pieces,
-of 32 and 16: in one of 64, a quarter of all work would be wasted.
+some points of one sample and all heads, since these have angles and weights in common; `tiles_kernels.py` has what it
+does with a head.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +26,22 @@ import triton.language as tl
 from torch import Tensor
 
 from oformer.engine.kernels.partial_sums_kernels import added_up
+from oformer.engine.kernels.tiles_kernels import (
+    angle_tiles,
+    centered,
+    edges_of,
+    factor_tiles,
+    head_tiles,
+    made_head,
+    made_head_back,
+    no_sums,
+    no_tiles,
+    place_of,
+    product_precision,
+    step_of,
+    store_gains,
+    store_head,
+)
 
 _ROWS = 64  # points of a program that multiplies: what the tensor cores of four warps take at a time
 _TILE = 1024  # or else numbers of half the channels of a head, for the points of one program: eight for each thread
@@ -181,27 +194,6 @@ def _three(tensors: list[Tensor]) -> list[Tensor]:
     return tensors + tensors[:1] * (3 - len(tensors))
 
 
-def _edges(pairs: int) -> tuple[int, ...]:
-    """Where pieces of the pairs of a head begin, and where the last one ends, which may be beyond the last pair.
-
-    The sizes are powers of two, as large as fit, but none is below 16, the least that tensor cores take.
-    """
-    edges = [0]
-    while edges[-1] < pairs:
-        edges.append(edges[-1] + max(2 ** int(math.log2(pairs - edges[-1])), 16))
-    return tuple(edges)
-
-
-def _step(width: int) -> int:
-    """How many channels of x are multiplied at a time: a power of two that wastes little, as above."""
-    return max(math.gcd(width, 64), 16)
-
-
-def _precision() -> str:
-    """Of products of float32 numbers."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
 def _launch(
     x: Tensor,
     matrix: Tensor | None,
@@ -228,14 +220,14 @@ def _launch(
         half = triton.next_power_of_2(width // 2)
         rows, edges, step, stages = max(_TILE // half, 1), (0, half), 0, 1
     else:
-        rows, edges, step = _ROWS, _edges(width // 2), _step(width)
+        rows, edges, step = _ROWS, edges_of(width // 2), step_of(width)
         stages = 2 if width**2 * matrix.element_size() < _AHEAD else 1
     sizes = {
         **dict(zip(("NORMALIZED", "TURNED", "WEIGHTED", "HEADS_FIRST"), map(_bits, choices), strict=True)),
         "GAINS": 0 if gains is None else len(gains),
         "PARTS": parts, "HEADS": _heads(x, matrix, parts), "WIDTH": width, "PAIRS": width // (2 * dim),
         "ROWS": rows, "EDGES": edges, "STEP": step, "STAGES": stages,
-        "PRECISION": _precision(),
+        "PRECISION": product_precision(),
     }  # fmt: skip
     return shared, sizes, (batch * triton.cdiv(points, rows),)
 
@@ -243,190 +235,6 @@ def _launch(
 def _strides(table: Tensor) -> tuple[int, int]:
     """Along samples and points; one sample for all is read by all."""
     return 0 if table.shape[0] == 1 else table.stride(0), table.stride(1)
-
-
-@triton.constexpr_function  # a plain difference is no shape in Triton 3.5
-def _size(edges, piece):
-    """How much lies between an edge and the next."""
-    return edges[piece + 1] - edges[piece]
-
-
-@triton.jit
-def _place(batch, points, ROWS: tl.constexpr):
-    """Sample and points of a program; samples come first, so that programs side by side share their tables."""
-    program = tl.program_id(0)
-    row = program // batch * ROWS + tl.arange(0, ROWS)
-    return (program % batch).to(tl.int64), row.to(tl.int64), row < points
-
-
-@triton.jit
-def _channels(BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
-    """Where the first channel of each pair of a piece lies, and which exist; the second lies PAIRS further."""
-    pair = BEGIN + tl.arange(0, END - BEGIN)
-    return pair // PAIRS * (2 * PAIRS) + pair % PAIRS, pair < WIDTH // 2
-
-
-@triton.jit
-def _table(here, exists, WIDTH: tl.constexpr, EDGES: tl.constexpr):
-    """Cosines or sines of the points, one tile for each piece."""
-    tiles = ()
-    for piece in tl.static_range(len(EDGES) - 1):
-        angle = EDGES[piece] + tl.arange(0, _size(EDGES, piece))
-        there = exists[:, None] & (angle < WIDTH // 2)[None, :]
-        tiles += (tl.load(here[:, None] + angle[None, :], mask=there, other=0.0).to(tl.float32),)
-    return tiles
-
-
-@triton.jit
-def _factors(here, exists, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """The channels of the points before the projection, STEP at a time."""
-    tiles = ()
-    for step in tl.static_range((WIDTH + STEP - 1) // STEP):
-        channel = step * STEP + tl.arange(0, STEP)
-        there = exists[:, None] & (channel < WIDTH)[None, :]
-        tiles += (tl.load(here[:, None] + channel[None, :], mask=there, other=0.0),)
-    return tiles
-
-
-@triton.jit
-def _both(BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
-    """Where all channels of a piece lie, and which exist: the first of each pair, and then the second."""
-    SIZE: tl.constexpr = END - BEGIN
-    column = tl.arange(0, 2 * SIZE)
-    pair = BEGIN + column % SIZE
-    return pair // PAIRS * (2 * PAIRS) + pair % PAIRS + column // SIZE * PAIRS, pair < WIDTH // 2
-
-
-@triton.jit
-def _apart(x):
-    """First and second channels of a piece; what belongs together lies in one thread."""
-    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
-
-
-@triton.jit
-def _tiles(
-    matrix, BEGIN: tl.constexpr, END: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr
-):
-    """What makes a piece in the matrix of a head, STEP channels of what it takes at a time."""
-    to, real = _both(BEGIN, END, WIDTH, PAIRS)
-    tiles = ()
-    for step in tl.static_range((WIDTH + STEP - 1) // STEP):
-        channel = step * STEP + tl.arange(0, STEP)
-        there = (channel < WIDTH)[:, None] & real[None, :]
-        tiles += (tl.load(matrix + to[None, :] * WIDTH + channel[:, None], mask=there, other=0.0),)
-    return tiles
-
-
-@triton.jit
-def _product(factors, tiles, PRECISION: tl.constexpr):
-    """First and second channels of a piece, from one product."""
-    total = tl.zeros((factors[0].shape[0], tiles[0].shape[1]), tl.float32)
-    for step in tl.static_range(len(factors)):
-        total = tl.dot(factors[step], tiles[step], total, input_precision=PRECISION)
-    return _apart(total)
-
-
-@triton.jit
-def _head(
-    factors, matrix, here, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr, STEP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The projected channels of a head, multiplied or read: the first and the second of each pair, tiles by piece."""
-    a, b = (), ()
-    for piece in tl.static_range(len(EDGES) - 1):
-        if STEP:
-            tiles = _tiles(matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP)
-            first, second = _product(factors, tiles, PRECISION)
-        else:
-            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-            at, there = here[:, None] + channel[None, :], exists[:, None] & real[None, :]
-            first = tl.load(at, mask=there, other=0.0).to(tl.float32)
-            second = tl.load(at + PAIRS, mask=there, other=0.0).to(tl.float32)
-        a += (first,)
-        b += (second,)
-    return a, b
-
-
-@triton.jit
-def _mean(a, b, WIDTH: tl.constexpr):
-    """Over the channels of a head."""
-    total = tl.sum(a[0] + b[0], 1)
-    for piece in tl.static_range(1, len(a)):
-        total += tl.sum(a[piece] + b[piece], 1)
-    return (total / WIDTH)[:, None]
-
-
-@triton.jit
-def _centered(a, b, WIDTH: tl.constexpr, EDGES: tl.constexpr, EPSILON: tl.constexpr):
-    """A head less its mean, and one over its spread."""
-    mean = _mean(a, b, WIDTH)
-    p, q, squares_p, squares_q = (), (), (), ()
-    for piece in tl.static_range(len(a)):
-        first, second = a[piece] - mean, b[piece] - mean
-        if EDGES[piece + 1] > WIDTH // 2:  # what lies beyond the last pair stays zero
-            real = EDGES[piece] + tl.arange(0, _size(EDGES, piece)) < WIDTH // 2
-            first, second = tl.where(real[None, :], first, 0.0), tl.where(real[None, :], second, 0.0)
-        p += (first,)
-        q += (second,)
-        squares_p += (first * first,)
-        squares_q += (second * second,)
-    return p, q, tl.rsqrt(_mean(squares_p, squares_q, WIDTH) + EPSILON)
-
-
-@triton.jit
-def _made(
-    a, b, inverse, gains, c, s, w, TURNED: tl.constexpr, AFFINE: tl.constexpr, WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """A head of a part as the product takes it, from centered channels; factors in a row are multiplied first."""
-    p, q = (), ()
-    for piece in tl.static_range(len(a)):
-        if AFFINE:
-            channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-            gain = gains + channel
-            first = a[piece] * inverse * tl.load(gain, mask=real, other=0.0).to(tl.float32)[None, :]
-            second = b[piece] * inverse * tl.load(gain + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-            first += tl.load(gain + WIDTH, mask=real, other=0.0).to(tl.float32)[None, :]
-            second += tl.load(gain + WIDTH + PAIRS, mask=real, other=0.0).to(tl.float32)[None, :]
-            first, second = first * w, second * w
-        else:
-            first, second = a[piece] * (inverse * w), b[piece] * (inverse * w)
-        if TURNED:
-            first, second = first * c[piece] - second * s[piece], second * c[piece] + first * s[piece]
-        p += (first,)
-        q += (second,)
-    return p, q
-
-
-@triton.jit
-def _made_back(
-    g, h, a, b, inverse, of_gains, gains, c, s, w, NORMALIZED: tl.constexpr, TURNED: tl.constexpr,
-    AFFINE: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """From the gradient of a part to that of its projection, with the sums for the gradients of factors and shifts."""
-    if TURNED:
-        p, q = (), ()
-        for piece in tl.static_range(len(g)):
-            p += (g[piece] * c[piece] + h[piece] * s[piece],)
-            q += (h[piece] * c[piece] - g[piece] * s[piece],)
-        g, h = p, q
-    if AFFINE:
-        of_gains = _added(of_gains, g, h, a, b, w, w * inverse)
-        g, h = _scaled(g, gains, WIDTH, PAIRS, EDGES), _scaled(h, gains + PAIRS, WIDTH, PAIRS, EDGES)
-    if NORMALIZED:
-        g, h = _straight(g, h, a, b, inverse, w, WIDTH)
-    else:
-        g, h = _times(g, w), _times(h, w)
-    return g, h, of_gains
-
-
-@triton.jit
-def _times(g, factor):
-    """Times the factors of the points."""
-    tiles = ()
-    for piece in tl.static_range(len(g)):
-        tiles += (g[piece] * factor,)
-    return tiles
 
 
 @triton.jit
@@ -450,15 +258,15 @@ def _arrange(
     EPSILON: tl.constexpr,
 ):  # fmt: skip
     """All parts and heads of some points."""
-    sample, row, exists = _place(batch, points, ROWS)
+    sample, row, exists = place_of(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
     here = x + sample * by_sample + row * by_point
     c, s, factors = (), (), ()
     if TURNED:
-        c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
-        s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
+        c = angle_tiles(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
+        s = angle_tiles(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
     if STEP:
-        factors = _factors(here, exists, WIDTH, STEP)
+        factors = factor_tiles(here, exists, WIDTH, STEP)
     for part in tl.static_range(PARTS):
         _arrange_part(
             factors, matrix + part * (HEADS * WIDTH * WIDTH), here + part * by_part, by_head, gains, c, s, w,
@@ -482,25 +290,15 @@ def _arrange_part(
         w = one
     for head in tl.range(HEADS, num_stages=STAGES):
         inverse = one
-        a, b = _head(
+        a, b = head_tiles(
             factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
             WIDTH, PAIRS, EDGES, STEP, PRECISION,
         )  # fmt: skip
         if NORMALIZED:
-            a, b, inverse = _centered(a, b, WIDTH, EDGES, EPSILON)
-        p, q = _made(a, b, inverse, gains, c, s, w, TURNED, NORMALIZED and AFFINE, WIDTH, PAIRS, EDGES)
+            a, b, inverse = centered(a, b, WIDTH, EDGES, EPSILON)
+        p, q = made_head(a, b, inverse, gains, c, s, w, TURNED, NORMALIZED and AFFINE, WIDTH, PAIRS, EDGES)
         to = result + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-        _store(to, p, q, exists, WIDTH, PAIRS, EDGES)
-
-
-@triton.jit
-def _store(to, p, q, exists, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
-    """All tiles of a head."""
-    for piece in tl.static_range(len(p)):
-        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-        at, there = to[:, None] + channel[None, :], exists[:, None] & real[None, :]
-        tl.store(at, p[piece].to(to.dtype.element_ty), mask=there)
-        tl.store(at + PAIRS, q[piece].to(to.dtype.element_ty), mask=there)
+        store_head(to, p, q, exists, WIDTH, PAIRS, EDGES)
 
 
 @triton.jit
@@ -515,15 +313,15 @@ def _arrange_back(
     EPSILON: tl.constexpr, NEEDED: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all parts and heads of some points."""
-    sample, row, exists = _place(batch, points, ROWS)
+    sample, row, exists = place_of(batch, points, ROWS)
     w = tl.load(root + sample * root_by_sample + row * root_by_point, mask=exists, other=0.0).to(tl.float32)[:, None]
     here = x + sample * by_sample + row * by_point
     c, s, factors = (), (), ()
     if TURNED:
-        c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
-        s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
+        c = angle_tiles(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
+        s = angle_tiles(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
     if STEP:
-        factors = _factors(here, exists, WIDTH, STEP)
+        factors = factor_tiles(here, exists, WIDTH, STEP)
     out = result + (sample * points + row) * (PARTS * HEADS * WIDTH)
     sums += tl.program_id(0).to(tl.int64) * (GAINS * 2 * WIDTH)
     for part in tl.static_range(PARTS):
@@ -546,103 +344,27 @@ def _arrange_part_back(
     EPSILON: tl.constexpr,
 ):  # fmt: skip
     """The gradient of all heads of one part."""
-    of_gains = _no_sums(EDGES)
+    of_gains = no_sums(EDGES)
     one = tl.full((ROWS, 1), 1.0, tl.float32)
     if not WEIGHTED:
         w = one
     for head in tl.range(HEADS, num_stages=STAGES):
         inverse = one
-        g, h = _no_tiles(ROWS, EDGES), _no_tiles(ROWS, EDGES)
+        g, h = no_tiles(ROWS, EDGES), no_tiles(ROWS, EDGES)
         if NEEDED:
             a, b = g, h
             if NORMALIZED:
-                a, b = _head(
+                a, b = head_tiles(
                     factors, matrix + head * (WIDTH * WIDTH), here + head * by_head, exists,
                     WIDTH, PAIRS, EDGES, STEP, PRECISION,
                 )  # fmt: skip
-                a, b, inverse = _centered(a, b, WIDTH, EDGES, EPSILON)
+                a, b, inverse = centered(a, b, WIDTH, EDGES, EPSILON)
             come = gradient + _result_at(sample, row, head, points, HEADS_FIRST, HEADS, WIDTH)
-            g, h = _head((), matrix, come, exists, WIDTH, PAIRS, EDGES, 0, PRECISION)
-            g, h, of_gains = _made_back(
+            g, h = head_tiles((), matrix, come, exists, WIDTH, PAIRS, EDGES, 0, PRECISION)
+            g, h, of_gains = made_head_back(
                 g, h, a, b, inverse, of_gains, gains, c, s, w,
                 NORMALIZED, TURNED, NORMALIZED and AFFINE, WIDTH, PAIRS, EDGES,
             )  # fmt: skip
-        _store(out + head * WIDTH, g, h, exists, WIDTH, PAIRS, EDGES)
+        store_head(out + head * WIDTH, g, h, exists, WIDTH, PAIRS, EDGES)
     if AFFINE and NORMALIZED:
-        _store_gains(sums, of_gains, WIDTH, PAIRS, EDGES)
-
-
-@triton.jit
-def _no_tiles(ROWS: tl.constexpr, EDGES: tl.constexpr):
-    """Zeros for some rows, tile by tile: for half of the channels of a head, or for all columns of a result."""
-    tiles = ()
-    for piece in tl.static_range(len(EDGES) - 1):
-        tiles += (tl.zeros((ROWS, _size(EDGES, piece)), tl.float32),)
-    return tiles
-
-
-@triton.jit
-def _store_gains(sums, of_gains, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
-    """The sums of one part, for factors and then for shifts."""
-    for piece in tl.static_range(len(EDGES) - 1):
-        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-        gain_a, gain_b, shift_a, shift_b = of_gains[piece]
-        tl.store(sums + channel, gain_a, mask=real)
-        tl.store(sums + channel + PAIRS, gain_b, mask=real)
-        tl.store(sums + channel + WIDTH, shift_a, mask=real)
-        tl.store(sums + channel + WIDTH + PAIRS, shift_b, mask=real)
-
-
-@triton.jit
-def _straight(g, h, a, b, inverse, w, WIDTH: tl.constexpr):
-    """Back through a norm: a gradient without what would move or stretch together all channels of a head, a and b.
-
-    The two sums are taken as one: so the gradient is dealt out to the threads as the product is, and not twice.
-    """
-    total = tl.sum(tl.join(g[0] + h[0], g[0] * a[0] + h[0] * b[0]), 1)
-    for piece in tl.static_range(1, len(g)):
-        total += tl.sum(tl.join(g[piece] + h[piece], g[piece] * a[piece] + h[piece] * b[piece]), 1)
-    mean, along = tl.split(total / WIDTH)
-    scale = w * inverse
-    mean, along = mean[:, None] * scale, along[:, None] * (scale * inverse * inverse)
-    p, q = (), ()
-    for piece in tl.static_range(len(g)):
-        p += (g[piece] * scale - mean - a[piece] * along,)
-        q += (h[piece] * scale - mean - b[piece] * along,)
-    return p, q
-
-
-@triton.jit
-def _scaled(g, gains, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr):
-    """Times the factors of an affine norm."""
-    tiles = ()
-    for piece in tl.static_range(len(g)):
-        channel, real = _channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
-        tiles += (g[piece] * tl.load(gains + channel, mask=real, other=0.0).to(tl.float32)[None, :],)
-    return tiles
-
-
-@triton.jit
-def _no_sums(EDGES: tl.constexpr):
-    """Zeros for `_added` to begin with."""
-    sums = ()
-    for piece in tl.static_range(len(EDGES) - 1):
-        zero = tl.zeros((_size(EDGES, piece),), tl.float32)
-        sums += ((zero, zero, zero, zero),)
-    return sums
-
-
-@triton.jit
-def _added(sums, g, h, a, b, of_shift, of_gain):
-    """Sums over points for the gradients of factors and shifts, by piece, with those of one more head.
-
-    The gradient g, h and the centered channels a, b lack the factors of the points that come last.
-    """
-    found = ()
-    for piece in tl.static_range(len(g)):
-        gain_a, gain_b, shift_a, shift_b = sums[piece]
-        p, q = g[piece], h[piece]
-        gain_a, gain_b = gain_a + tl.sum(p * a[piece] * of_gain, 0), gain_b + tl.sum(q * b[piece] * of_gain, 0)
-        shift_a, shift_b = shift_a + tl.sum(p * of_shift, 0), shift_b + tl.sum(q * of_shift, 0)
-        found += ((gain_a, gain_b, shift_a, shift_b),)
-    return found
+        store_gains(sums, of_gains, WIDTH, PAIRS, EDGES)

@@ -20,25 +20,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.engine.kernels.attention_kernels import (
-    _both,
-    _edges,
-    _factors,
-    _made,
-    _no_tiles,
-    _place,
-    _precision,
-    _product,
-    _size,
-    _step,
-    _store,
-    _strides,
-    _table,
-    _tiles,
-    of_factors,
-)
+from oformer.engine.kernels.attention_kernels import _strides, of_factors
 from oformer.engine.kernels.dropout_kernels import dropped, sequences
 from oformer.engine.kernels.partial_sums_kernels import added_up
+from oformer.engine.kernels.tiles_kernels import (
+    angle_tiles,
+    both_channels,
+    edges_of,
+    factor_tiles,
+    made_head,
+    matrix_tiles,
+    no_tiles,
+    pair_product,
+    place_of,
+    product_precision,
+    size_of,
+    step_of,
+    store_head,
+)
 
 _ROWS = 64  # points of a program: what the tensor cores of four warps take at a time
 _WARPS = 4
@@ -228,8 +227,8 @@ def _launch(
     settings = {
         "TURNED": cos is not None, "DROPOUT": 0.0 if seed is None else dropout,
         "HEADS": first.shape[-2] // width, "WIDTH": width, "PAIRS": width // (2 * dim), "ROWS": _ROWS,
-        "EDGES": _edges(width // 2), "COLUMNS": _columns(width), "STEP": _step(width), "STAGES": 2,
-        "PRECISION": _precision(), "num_warps": _WARPS,
+        "EDGES": edges_of(width // 2), "COLUMNS": _columns(width), "STEP": step_of(width), "STAGES": 2,
+        "PRECISION": product_precision(), "num_warps": _WARPS,
     }  # fmt: skip
     return tensors, settings, (batch * triton.cdiv(points, _ROWS),)
 
@@ -239,7 +238,7 @@ def _columns(width: int) -> tuple[int, ...]:
 
     With more of them, or the large one first, ptxas 12.8 reads a register of the way back that nothing has written.
     """
-    edges = _edges(width)
+    edges = edges_of(width)
     if len(edges) > 3:
         return 0, triton.next_power_of_2(width)
     return tuple(edges[-1] - edge for edge in reversed(edges))
@@ -261,7 +260,7 @@ def _turn_between(
 ):  # fmt: skip
     """All heads of some points: T(x firstᵀ) second."""
     KIND: tl.constexpr = first.dtype.element_ty
-    sample, row, exists = _place(batch, points, ROWS)
+    sample, row, exists = place_of(batch, points, ROWS)
     first, second = first + sample * first_by_sample, second + sample * second_by_sample
     point = sample * points + row
     here, start = x + sample * by_sample + row * by_point, sequences(seed, point, DROPOUT)
@@ -272,31 +271,31 @@ def _turn_between(
             here, exists, start, factor + point * WIDTH, sums, KIND, DROPOUT, BIASED, ROUNDS, WIDTH, STEP
         )
     else:
-        factors = _factors(here, exists, WIDTH, STEP)
+        factors = factor_tiles(here, exists, WIDTH, STEP)
     c, s, one = (), (), tl.full((ROWS, 1), 1.0, tl.float32)
     if TURNED:
-        c = _table(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
-        s = _table(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
+        c = angle_tiles(cos + sample * cos_by_sample + row * cos_by_point, exists, WIDTH, EDGES)
+        s = angle_tiles(sin + sample * sin_by_sample + row * sin_by_point, exists, WIDTH, EDGES)
     # Head by head: project, rotate (or rotate back), multiply by the matrix of the head, add up.
-    total = _no_tiles(ROWS, COLUMNS)
+    total = no_tiles(ROWS, COLUMNS)
     for head in tl.range(HEADS, num_stages=STAGES):
         a, b = (), ()
         for piece in tl.static_range(len(EDGES) - 1):
-            tiles = _tiles(first + head * (WIDTH * WIDTH), EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP)
-            even, odd = _product(factors, tiles, PRECISION)
+            tiles = matrix_tiles(first + head * (WIDTH * WIDTH), EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP)
+            even, odd = pair_product(factors, tiles, PRECISION)
             a += (even,)
             b += (odd,)
         if BACK:
             a, b = b, a  # turned the other way, the two of a pair change places
-        p, q = _made(a, b, one, first, c, s, one, TURNED, False, WIDTH, PAIRS, EDGES)
+        p, q = made_head(a, b, one, first, c, s, one, TURNED, False, WIDTH, PAIRS, EDGES)
         if BACK:
             p, q = q, p
         if KEEP:
-            _store(between + (point * HEADS + head) * WIDTH, p, q, exists, WIDTH, PAIRS, EDGES)
+            store_head(between + (point * HEADS + head) * WIDTH, p, q, exists, WIDTH, PAIRS, EDGES)
         total = _more(total, p, q, second + head * (WIDTH * WIDTH), KIND, WIDTH, PAIRS, EDGES, COLUMNS, PRECISION)
     # Bias, dropout and residual of an answer; a gradient has none.
     for part in tl.static_range(len(COLUMNS) - 1):
-        column = COLUMNS[part] + tl.arange(0, _size(COLUMNS, part))
+        column = COLUMNS[part] + tl.arange(0, size_of(COLUMNS, part))
         real = column < WIDTH
         at, there, found = point[:, None] * WIDTH + column[None, :], exists[:, None] & real[None, :], total[part]
         if not BACK:
@@ -341,10 +340,10 @@ def _more(
     for piece in tl.static_range(len(p)):
         joint = tl.permute(tl.join(p[piece].to(KIND), q[piece].to(KIND)), (0, 2, 1))
         joint = tl.reshape(joint, (joint.shape[0], joint.shape[1] * joint.shape[2]))
-        channel, real = _both(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
+        channel, real = both_channels(EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS)
         found = ()
         for part in tl.static_range(len(total)):
-            column = COLUMNS[part] + tl.arange(0, _size(COLUMNS, part))
+            column = COLUMNS[part] + tl.arange(0, size_of(COLUMNS, part))
             at, there = channel[:, None] * WIDTH + column[None, :], real[:, None] & (column < WIDTH)[None, :]
             tile = tl.load(matrix + at, mask=there, other=0.0)
             found += (tl.dot(joint, tile, total[part], input_precision=PRECISION),)

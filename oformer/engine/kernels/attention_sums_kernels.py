@@ -19,26 +19,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.engine.kernels.attention_kernels import (
-    _apart,
-    _both,
-    _centered,
-    _edges,
-    _factors,
-    _made,
-    _made_back,
-    _no_sums,
-    _precision,
-    _product,
-    _size,
-    _step,
-    _store,
-    _store_gains,
-    _table,
-    _tiles,
-    of_factors,
-)
+from oformer.engine.kernels.attention_kernels import of_factors
 from oformer.engine.kernels.partial_sums_kernels import added_up
+from oformer.engine.kernels.tiles_kernels import (
+    angle_tiles,
+    apart,
+    both_channels,
+    centered,
+    edges_of,
+    factor_tiles,
+    made_head,
+    made_head_back,
+    matrix_tiles,
+    no_sums,
+    pair_product,
+    product_precision,
+    size_of,
+    step_of,
+    store_gains,
+    store_head,
+)
 
 _ROWS = 64  # points of a block: what the tensor cores of four warps take at a time
 _WARPS = 4
@@ -151,17 +151,17 @@ def _launch(
     batch, points, width = x.shape
     heads = matrix.shape[0] // (2 * width)
     turned = cos is not None
-    data, apart = zip(*(_dense(root if table is None else table) for table in (x, cos, sin, root)), strict=True)
+    data, strides = zip(*(_dense(root if table is None else table) for table in (x, cos, sin, root)), strict=True)
     each = triton.cdiv(points, _ROWS)
     blocks = max(triton.cdiv(each, max(_PROGRAMS // (batch * heads), 1)), 1)
     shared = [
         data[0], matrix.contiguous(), *data[1:], root if gains is None else gains.contiguous(),
-        batch, points, blocks, *apart,
+        batch, points, blocks, *strides,
     ]  # fmt: skip
     sizes = {
         "NORMALIZED": normalized, "TURNED": turned, "AFFINE": gains is not None,
         "HEADS": heads, "WIDTH": width, "PAIRS": width // (2 * dim),
-        "ROWS": _ROWS, "EDGES": _edges(width // 2), "STEP": _step(width), "PRECISION": _precision(),
+        "ROWS": _ROWS, "EDGES": edges_of(width // 2), "STEP": step_of(width), "PRECISION": product_precision(),
     }  # fmt: skip
     return shared, sizes, (triton.cdiv(each, blocks) * batch * heads,)
 
@@ -186,7 +186,7 @@ def _matrix(matrix, WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexp
     """All tiles of the matrix of a head, for all blocks."""
     pieces = ()
     for piece in tl.static_range(len(EDGES) - 1):
-        pieces += (_tiles(matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP),)
+        pieces += (matrix_tiles(matrix, EDGES[piece], EDGES[piece + 1], WIDTH, PAIRS, STEP),)
     return pieces
 
 
@@ -198,12 +198,12 @@ def _projected(
     """The projected channels of a head, centered if they are to be normalized, and one over their spread."""
     a, b = (), ()
     for piece in tl.static_range(len(matrix)):
-        first, second = _product(factors, matrix[piece], PRECISION)
+        first, second = pair_product(factors, matrix[piece], PRECISION)
         a += (first,)
         b += (second,)
     inverse = tl.full((factors[0].shape[0], 1), 1.0, tl.float32)
     if NORMALIZED:
-        a, b, inverse = _centered(a, b, WIDTH, EDGES, EPSILON)
+        a, b, inverse = centered(a, b, WIDTH, EDGES, EPSILON)
     return a, b, inverse
 
 
@@ -212,8 +212,8 @@ def _factor(
     a, b, inverse, gains, c, s, w, KIND: tl.constexpr, TURNED: tl.constexpr, AFFINE: tl.constexpr,
     WIDTH: tl.constexpr, PAIRS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values as a factor of a product, one tile for each piece, with the channels as `_both` has them."""
-    p, q = _made(a, b, inverse, gains, c, s, w, TURNED, AFFINE, WIDTH, PAIRS, EDGES)
+    """Keys or values as a factor of a product, a tile for each piece, with the channels as `both_channels` has them."""
+    p, q = made_head(a, b, inverse, gains, c, s, w, TURNED, AFFINE, WIDTH, PAIRS, EDGES)
     tiles = ()
     for piece in tl.static_range(len(p)):
         joint = tl.permute(tl.join(p[piece].to(KIND), q[piece].to(KIND)), (0, 2, 1))
@@ -248,9 +248,9 @@ def _sum(
         total = _more(total, k, v, PRECISION)
     result += tl.program_id(0).to(tl.int64) * (WIDTH * WIDTH)
     for i in tl.static_range(len(EDGES) - 1):
-        key, real_key = _both(EDGES[i], EDGES[i + 1], WIDTH, PAIRS)
+        key, real_key = both_channels(EDGES[i], EDGES[i + 1], WIDTH, PAIRS)
         for j in tl.static_range(len(EDGES) - 1):
-            value, real_value = _both(EDGES[j], EDGES[j + 1], WIDTH, PAIRS)
+            value, real_value = both_channels(EDGES[j], EDGES[j + 1], WIDTH, PAIRS)
             if i > j:
                 at, there = key[None, :] * WIDTH + value[:, None], real_key[None, :] & real_value[:, None]
             else:
@@ -267,11 +267,11 @@ def _block(
     first, row = tl.cast(block, tl.int64) * ROWS, tl.arange(0, ROWS)
     exists = row < points - block * ROWS
     w = tl.load(root + first + row, mask=exists, other=0.0).to(tl.float32)[:, None]
-    factors = _factors(x + first * WIDTH + row * WIDTH, exists, WIDTH, STEP)
+    factors = factor_tiles(x + first * WIDTH + row * WIDTH, exists, WIDTH, STEP)
     c, s = (), ()
     if TURNED:
-        c = _table(cos + first * (WIDTH // 2) + row * (WIDTH // 2), exists, WIDTH, EDGES)
-        s = _table(sin + first * (WIDTH // 2) + row * (WIDTH // 2), exists, WIDTH, EDGES)
+        c = angle_tiles(cos + first * (WIDTH // 2) + row * (WIDTH // 2), exists, WIDTH, EDGES)
+        s = angle_tiles(sin + first * (WIDTH // 2) + row * (WIDTH // 2), exists, WIDTH, EDGES)
     return factors, c, s, w, exists
 
 
@@ -283,9 +283,9 @@ def _nothing(EDGES: tl.constexpr):
         line = ()
         for j in tl.static_range(len(EDGES) - 1):
             if i > j:
-                line += (tl.zeros((2 * _size(EDGES, j), 2 * _size(EDGES, i)), tl.float32),)
+                line += (tl.zeros((2 * size_of(EDGES, j), 2 * size_of(EDGES, i)), tl.float32),)
             else:
-                line += (tl.zeros((2 * _size(EDGES, i), 2 * _size(EDGES, j)), tl.float32),)
+                line += (tl.zeros((2 * size_of(EDGES, i), 2 * size_of(EDGES, j)), tl.float32),)
         total += (line,)
     return total
 
@@ -331,7 +331,7 @@ def _sum_back(
     of_sum = _gradient(gradient + (sample * HEADS + head) * (WIDTH * WIDTH), KIND, WIDTH, PAIRS, EDGES)
     # Keys and values of each block are projected again; nothing of them was kept.
     result += sample * points * (2 * HEADS * WIDTH) + head * WIDTH
-    key_gains, value_gains = _no_sums(EDGES), _no_sums(EDGES)
+    key_gains, value_gains = no_sums(EDGES), no_sums(EDGES)
     for block in tl.range(begin, end, num_stages=2):
         factors, c, s, w, exists = _block(x, cos, sin, root, block, points, TURNED, WIDTH, ROWS, EDGES, STEP)
         a_v, b_v, inverse_v = _projected(factors, of_values, NORMALIZED, WIDTH, EDGES, PRECISION, EPSILON)
@@ -342,21 +342,21 @@ def _sum_back(
         out += tl.arange(0, ROWS) * (2 * HEADS * WIDTH)
         # The gradient of keys, through values and the gradient of the sum, back through rotation, norm and weight.
         g, h = _through(v, of_sum, True, PRECISION)
-        g, h, key_gains = _made_back(
+        g, h, key_gains = made_head_back(
             g, h, a_k, b_k, inverse_k, key_gains, gains, c, s, w, NORMALIZED, TURNED, AFFINE, WIDTH, PAIRS, EDGES
         )
-        _store(out, g, h, exists, WIDTH, PAIRS, EDGES)
+        store_head(out, g, h, exists, WIDTH, PAIRS, EDGES)
         # That of values, through keys.
         g, h = _through(k, of_sum, False, PRECISION)
-        g, h, value_gains = _made_back(
+        g, h, value_gains = made_head_back(
             g, h, a_v, b_v, inverse_v, value_gains, gains + 2 * WIDTH, c, s, w,
             NORMALIZED, False, AFFINE, WIDTH, PAIRS, EDGES,
         )  # fmt: skip
-        _store(out + HEADS * WIDTH, g, h, exists, WIDTH, PAIRS, EDGES)
+        store_head(out + HEADS * WIDTH, g, h, exists, WIDTH, PAIRS, EDGES)
     if AFFINE:
         sums += tl.program_id(0).to(tl.int64) * (4 * WIDTH)
-        _store_gains(sums, key_gains, WIDTH, PAIRS, EDGES)
-        _store_gains(sums + 2 * WIDTH, value_gains, WIDTH, PAIRS, EDGES)
+        store_gains(sums, key_gains, WIDTH, PAIRS, EDGES)
+        store_gains(sums + 2 * WIDTH, value_gains, WIDTH, PAIRS, EDGES)
 
 
 @triton.jit
@@ -364,10 +364,10 @@ def _gradient(gradient, KIND: tl.constexpr, WIDTH: tl.constexpr, PAIRS: tl.const
     """The gradient of the sum as a factor, tiles by pieces of keys and of values."""
     tiles = ()
     for i in tl.static_range(len(EDGES) - 1):
-        key, real_key = _both(EDGES[i], EDGES[i + 1], WIDTH, PAIRS)
+        key, real_key = both_channels(EDGES[i], EDGES[i + 1], WIDTH, PAIRS)
         line = ()
         for j in tl.static_range(len(EDGES) - 1):
-            value, real_value = _both(EDGES[j], EDGES[j + 1], WIDTH, PAIRS)
+            value, real_value = both_channels(EDGES[j], EDGES[j + 1], WIDTH, PAIRS)
             at, there = key[:, None] * WIDTH + value[None, :], real_key[:, None] & real_value[None, :]
             line += (tl.load(gradient + at, mask=there, other=0.0).to(KIND),)
         tiles += (line,)
@@ -383,7 +383,7 @@ def _through(factor, of_sum, TO_KEYS: tl.constexpr, PRECISION: tl.constexpr):
         for piece in tl.static_range(len(factor)):
             tile = tl.trans(of_sum[to][piece]) if TO_KEYS else of_sum[piece][to]
             total = tl.dot(factor[piece], tile, total, input_precision=PRECISION)
-        first, second = _apart(total)
+        first, second = apart(total)
         g += (first,)
         h += (second,)
     return g, h

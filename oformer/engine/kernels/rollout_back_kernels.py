@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oformer.engine.kernels.attention_kernels import _edges
 from oformer.engine.kernels.feedforward_kernels import gelu
 from oformer.engine.kernels.partial_sums_kernels import added_up
+from oformer.engine.kernels.tiles_kernels import edges_of
 
 _ROWS, _COLUMNS = 32, 128  # of the tile of a program
 _NORMED = 8  # points of a program that goes through the norm
@@ -336,7 +336,7 @@ def _through_norm(of_z: Tensor, of_n: Tensor, n: Tensor, scale: Tensor, fresh: b
     """Add to the gradient of latents what comes through their normalization, or begin it."""
     rows, width = n.shape
     _through_norm_kernel[(triton.cdiv(rows, _NORMED),)](
-        of_z, of_n, n, scale, rows, WIDTH=width, EDGES=_edges(width), FRESH=fresh, ROWS=_NORMED
+        of_z, of_n, n, scale, rows, WIDTH=width, EDGES=edges_of(width), FRESH=fresh, ROWS=_NORMED
     )
 
 
