@@ -35,6 +35,7 @@ from oformer.data.columns import (
     Samples,
     as_given,
     axes_of,
+    card_of,
     columns_of,
     entries,
     flattened,
@@ -48,7 +49,7 @@ from oformer.data.columns import (
 )
 from oformer.data.dataset import PointDataset
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Card, Picture, Sample, Spec
+from oformer.fields import Picture, Sample, Spec
 from oformer.files import map_arrays, read_json
 from oformer.gpu import compute_device
 from oformer.nn.attention import KINDS, AttentionKind
@@ -56,6 +57,7 @@ from oformer.plots import lines, maps
 from oformer.predict import Predictor
 from oformer.seeds import numpy_generator
 from oformer.terminal import say
+from oformer.training import sizes as plans
 from oformer.training.evaluate import errors
 from oformer.training.loop import Outcome, train
 from oformer.training.recipe import Recipe
@@ -194,15 +196,10 @@ class OperatorRegressor:
         """
         started = time.monotonic()
         arrays = {
-            "coords": coords,
-            "inputs": inputs,
-            "targets": targets,
-            "query_coords": query_coords,
-            "query_features": query_features,
-            "weights": weights,
-            "query_weights": query_weights,
+            "coords": coords, "inputs": inputs, "targets": targets, "query_coords": query_coords,
+            "query_features": query_features, "weights": weights, "query_weights": query_weights,
             "parameters": parameters,
-        }
+        }  # fmt: skip
         X, y = entries(X), entries(y)
         given = columns_of(X, {key: array for key, array in arrays.items() if array is not None}, y)
         columns = flattened(given)
@@ -212,12 +209,12 @@ class OperatorRegressor:
             raise InputError("at least two samples, one to learn from and one to test", "1 sample")
         _check_settings(self.get_params())
         self.seed_ = _seed(self.random_state)
-        data = PointDataset(found, card=_card(found[0], names))
+        data = PointDataset(found, card=card_of(found[0], names))
         held = self._held_out(len(data))
         rest = np.setdiff1d(np.arange(len(data)), held)
         learned, test = data.subset(rest), data.subset(held)
         device = self._device()
-        self._tell(_words_on_data(learned, len(test), names))
+        self._tell(plans.words_on_data(learned, len(test), names))
         compared = compare(learned, test, share=min(1.0, self.minutes or 1.0), seed=self.seed_)
         sizes = self._sizes(learned, compared.linear)
         # The caller's random numbers are left as they were.
@@ -234,7 +231,7 @@ class OperatorRegressor:
                     device=device,
                     folder=Path(folder),
                 )
-                self._tell(_words_on_plan(sizes, speed, device))
+                self._tell(plans.words_on_plan(sizes, speed, device))
             told, left = sizes, None
             if self.minutes is not None:  # a faster machine later on is to do more steps than are planned
                 told = dataclasses.replace(sizes, steps=self.steps or MOST_STEPS)
@@ -452,6 +449,9 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         raise InputError("a `test_fraction` between 0 and 1", repr(settings["test_fraction"]))
     if settings["attention"] not in KINDS:
         raise unknown_name("attention", str(settings["attention"]), KINDS)
+    linear = settings["linear"]
+    if linear is not None and not (np.ndim(linear) == 1 and all(isinstance(n, Integral) for n in linear)):
+        raise InputError("`linear`: a list of input channels, such as [0], or None to look for them", repr(linear))
     seed = settings["random_state"]
     if not (seed is None or hasattr(seed, "integers") or hasattr(seed, "randint") or isinstance(seed, Integral)) or (
         isinstance(seed, Integral) and seed < 0
@@ -485,43 +485,6 @@ def _check_against(spec: Spec, sample: Sample, i: int, parameters: int) -> None:
     ):
         if got != wanted:
             raise InputError(f"{wanted} {what} of sample {i}, as in `fit`", str(got))
-
-
-def _card(sample: Sample, names: tuple[str, ...]) -> Card:
-    def numbered(name: str, count: int) -> tuple[str, ...]:
-        return (name,) if count == 1 else tuple(f"{name} {i}" for i in range(count))
-
-    known = numbered("input", sample.input.values.shape[-1] - len(names))
-    features, targets = sample.query.values.shape[-1], sample.target.shape[-1]
-    return Card(
-        "Arrays given to OperatorRegressor",
-        inputs=(*known, *names),
-        queries=numbered("feature", features),
-        targets=numbered("target", targets),
-    )
-
-
-def _words_on_data(learned: PointDataset, held: int, names: tuple[str, ...]) -> str:
-    spec, sizes = learned.spec, learned.sizes()
-    low, high = sizes[:, 0].min(), sizes[:, 0].max()
-    frames = "steady" if spec.in_times == spec.out_times == 1 else f"{spec.in_times} to {spec.out_times} frames"
-    shown = f" and {', '.join(names)}" if names else ""
-    return (
-        f"Data: {len(learned):,} samples to learn from, {held:,} held out; {spec.dim}-D, "
-        f"{low:,}{f' to {high:,}' if high > low else ''} input points, {frames}, "
-        f"channels {spec.in_channels - len(names)}{shown} to {spec.out_channels}."
-    )
-
-
-def _words_on_plan(sizes: Sizes, speed: float, device: torch.device) -> str:
-    seconds = sizes.steps / speed
-    duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    model = f"linear={sizes.linear}" if sizes.linear else f"attention={sizes.attention!r}"
-    return (
-        f"Plan: width={sizes.width}, depth={sizes.depth}, {model}, steps={sizes.steps}, "
-        f"batch_size={sizes.batch}; about {duration} on {device} at {speed:.3g} steps/s. Give any of these, or "
-        "minutes=, to change it."
-    )
 
 
 def _words_on_result(outcome: Outcome, found: np.ndarray, parameters: int) -> str:

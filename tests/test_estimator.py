@@ -374,6 +374,8 @@ def test_mistakes_in_samples_are_sentences(change, sentence):
         ({"test_fraction": 1.0}, "a `test_fraction` between 0 and 1"),
         ({"attention": "galerkn"}, r"the name of a attention, got `galerkn`\. Did you mean `galerkin`"),
         ({"learning_rate": -1.0}, "a `learning_rate` above zero"),
+        ({"linear": 1}, r"`linear`: a list of input channels, such as \[0\], or None to look for them, got 1"),
+        ({"linear": (7,)}, r"`linear`: input channels from 0 to \d, got \(7,\)"),
     ],
 )
 def test_mistakes_in_settings_are_sentences(settings, sentence):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oformer.data.arrays import ArrayLike, Arrays, samples_of
 from oformer.errors import InputError, unknown_name
-from oformer.fields import Field, Sample
+from oformer.fields import Card, Field, Sample
 from oformer.meshes.grids import line_weights
 
 NEEDED = ("coords", "inputs", "targets")
@@ -364,3 +364,24 @@ def question(sample: Mapping[str, Any], i: int, queries: Any) -> dict[str, Any]:
     if not shape:
         raise InputError(f"query points of shape (queries, dim) for sample {i}", repr(_queries(asked))[:40])
     return {**asked, "targets": np.zeros(shape[:-1] or shape)}
+
+
+def card_of(sample: Sample, names: tuple[str, ...]) -> Card:
+    """Names for the channels of arrays that have none.
+
+    Args:
+        sample: the first one.
+        names: of the parameters, which are the last input channels.
+    """
+
+    def numbered(name: str, count: int) -> tuple[str, ...]:
+        return (name,) if count == 1 else tuple(f"{name} {i}" for i in range(count))
+
+    known = numbered("input", sample.input.values.shape[-1] - len(names))
+    features, targets = sample.query.values.shape[-1], sample.target.shape[-1]
+    return Card(
+        "Arrays given to OperatorRegressor",
+        inputs=(*known, *names),
+        queries=numbered("feature", features),
+        targets=numbered("target", targets),
+    )

@@ -211,3 +211,40 @@ def _steps_per_second(
         raise KeyboardInterrupt
     speeds = [record["steps_per_second"] for record in read_journal(folder) if record["kind"] == "train"]
     return float(np.mean(speeds[1:]))
+
+
+def words_on_data(learned: PointDataset, held: int, names: tuple[str, ...]) -> str:
+    """Number and shape of the samples, in a line.
+
+    Args:
+        learned: the samples to learn from.
+        held: number of samples that are held out.
+        names: of the parameters among the input channels.
+    """
+    spec, sizes = learned.spec, learned.sizes()
+    low, high = sizes[:, 0].min(), sizes[:, 0].max()
+    frames = "steady" if spec.in_times == spec.out_times == 1 else f"{spec.in_times} to {spec.out_times} frames"
+    shown = f" and {', '.join(names)}" if names else ""
+    return (
+        f"Data: {len(learned):,} samples to learn from, {held:,} held out; {spec.dim}-D, "
+        f"{low:,}{f' to {high:,}' if high > low else ''} input points, {frames}, "
+        f"channels {spec.in_channels - len(names)}{shown} to {spec.out_channels}."
+    )
+
+
+def words_on_plan(sizes: Sizes, speed: float, device: torch.device) -> str:
+    """Size, steps and duration of a training, in a line.
+
+    Args:
+        sizes: as planned.
+        speed: steps per second.
+        device: where to train.
+    """
+    seconds = sizes.steps / speed
+    duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    model = f"linear={sizes.linear}" if sizes.linear else f"attention={sizes.attention!r}"
+    return (
+        f"Plan: width={sizes.width}, depth={sizes.depth}, {model}, steps={sizes.steps}, "
+        f"batch_size={sizes.batch}; about {duration} on {device} at {speed:.3g} steps/s. Give any of these, or "
+        "minutes=, to change it."
+    )
