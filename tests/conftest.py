@@ -79,7 +79,8 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        group_by_fixture(item)
+        if item.config.pluginmanager.hasplugin("xdist"):
+            group_by_fixture(item)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -7,11 +7,11 @@ import pytest
 
 from oformer.cli import main
 from oformer.data.dataset import PointDataset
-from tests.cli.command import SMALL, cli
+from tests.cli.command import SMALL
 
 
-def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained):
-    done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", cwd=trained)
+def test_evaluate_agrees_with_the_checkpoint_and_sweeps_resolutions(trained, here):
+    done = here("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", cwd=trained)
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
     newest = sorted((trained / "outputs/burgers-demo/checkpoints").iterdir())[-1]
@@ -70,13 +70,13 @@ def test_a_run_on_ones_own_data_is_evaluated_and_drawn_on_them(tmp_path, monkeyp
     assert json.loads(told.out)["error"] == pytest.approx(saved, rel=1e-5)
 
 
-def test_evaluate_averages_over_symmetries(trained):
-    done = cli("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", "--average", "4", cwd=trained)
+def test_evaluate_averages_over_symmetries(trained, here):
+    done = here("evaluate", "outputs/burgers-demo", "--json", "--device", "cpu", "--average", "4", cwd=trained)
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)
     assert scores["averaged"]["symmetries"] == 4
     assert 0 < scores["averaged"]["error"] != scores["error"]
-    refused = cli("evaluate", "outputs/burgers-demo", "--device", "cpu", "--average", "100000", cwd=trained)
+    refused = here("evaluate", "outputs/burgers-demo", "--device", "cpu", "--average", "100000", cwd=trained)
     assert refused.returncode == 2
     assert "symmetries, which burgers has on these points" in refused.stderr
 

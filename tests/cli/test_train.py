@@ -17,7 +17,7 @@ from oformer.cli import main
 from tests.cli.command import ENVIRONMENT, SMALL, cli
 
 
-def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained):
+def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained, here):
     run = trained / "outputs" / "burgers-demo"
     recipe = json.loads((run / "recipe.json").read_text())
     assert recipe["training"]["steps"] == 6
@@ -26,7 +26,7 @@ def test_train_leaves_a_complete_run_and_a_second_call_has_nothing_to_do(trained
     assert "data:image" in page
     assert "http" not in page.replace("http-equiv", "")
     before = (run / "journal.jsonl").read_text()
-    again = cli("train", "burgers-demo", "--device", "cpu", *SMALL, cwd=trained)
+    again = here("train", "burgers-demo", "--device", "cpu", *SMALL, cwd=trained)
     assert again.returncode == 0
     assert (run / "journal.jsonl").read_text() == before
 
