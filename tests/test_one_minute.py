@@ -137,7 +137,7 @@ def test_a_pde_and_a_model_are_a_file_and_a_line_each(tmp_path):
         ("problems/__init__.py", "import Darcy\n", "import Darcy\nfrom oformer.problems.squared import Squared\n"),
         ("problems/__init__.py", "(Burgers, Darcy,", "(Burgers, Squared, Darcy,"),
         ("models/__init__.py", "import GridModel\n", "import GridModel\nfrom oformer.models.own import OwnConfig\n"),
-        ("models/__init__.py", "in (OFormerConfig,", "in (OFormerConfig, OwnConfig,"),
+        ("models/__init__.py", "OFormerConfig, FNOConfig, MWTConfig", "OFormerConfig, OwnConfig, FNOConfig, MWTConfig"),
     ])  # fmt: skip
     problem = (ROOT / "oformer" / "problems" / "burgers.py").read_text()
     problem = problem.replace("class Burgers(", "class Squared(").replace('= "burgers"', '= "squared"')

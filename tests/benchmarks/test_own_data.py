@@ -124,7 +124,8 @@ def test_the_table_has_a_line_for_each_problem_and_seed(capsys):
         "nearest sample",
         "ridge",
         "kernel ridge",
+        "superposition ridge",
         "seconds of each fit",
     ]
     assert [line.partition(":")[0] for line in lines] == ["a", "a", "few", "few"]
-    assert all(line.count("%") == 3 and " - " in line for line in lines)
+    assert all(line.count("%") == 4 and " - " in line for line in lines)

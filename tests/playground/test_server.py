@@ -362,9 +362,9 @@ def test_what_many_ask_at_once_is_answered_in_batches_and_each_gets_its_own(app,
     predictor, sizes = predictors["burgers"], []
     original = type(predictor).__call__
 
-    def record(self, field, *rest):
+    def record(self, field, *rest, **options):
         sizes.append(field.coords.shape[0] if field.coords.ndim == 3 else 1)
-        return original(self, field, *rest)
+        return original(self, field, *rest, **options)
 
     monkeypatch.setattr(type(predictor), "__call__", record)
     contents = [question(predictor, points=7 if i == 5 else 12, seed=i) for i in range(16)]
