@@ -17,6 +17,7 @@ import jaxtyping
 import numpy as np
 import torch
 from beartype import BeartypeConf, beartype
+from torch._subclasses.fake_tensor import FakeTensor
 
 # An int is a float, as Python's own typing rules say.
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
@@ -72,6 +73,8 @@ def _checked_once(given: Callable[..., Any]) -> Callable[..., Any]:
         out = given(*args, **kwargs)
         try:
             key = tuple(kwargs), _shapes((args, tuple(kwargs.values()), out))
+        except _Traced:
+            return out
         except _Unknown:
             key = None
         if key is None or key not in passed:
@@ -92,6 +95,10 @@ class _Unknown(Exception):
     """Of a value that may pass one time and not the next."""
 
 
+class _Traced(Exception):
+    """Of a tensor without numbers, whose sizes may be symbols; what is traced was run with numbers before."""
+
+
 def _shapes(value: Any) -> Hashable:
     """All of a value that checks of it depend on."""
     kind = type(value)
@@ -99,6 +106,8 @@ def _shapes(value: Any) -> Hashable:
         return kind, value.shape, value.dtype
     if kind in (tuple, list):
         return kind, *map(_shapes, value)
+    if isinstance(value, FakeTensor):
+        raise _Traced
     if isinstance(value, torch.Tensor | dict | set):
         raise _Unknown
     return kind
