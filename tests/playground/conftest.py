@@ -100,13 +100,14 @@ def serving(app: Playground, **options: Any) -> Iterator[int]:
     """The port at which an application is served, by uvicorn in a thread."""
     listener = listen("127.0.0.1", 0)
     server = Server(app, **{"lifespan": "off", **options})
-    thread = threading.Thread(target=server.run, args=([listener],))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
