@@ -24,9 +24,6 @@ NOT_APPLICABLE = {
     "check_dtype_object": "arrays of objects are refused, since they are mostly ragged",
     "check_estimators_empty_data_messages": "refused in words of our own",
     "check_regressor_multioutput": "answers are float32, as the weights",
-    "check_do_not_raise_errors_in_init_or_set_params": "the type checks of these tests refuse it; users have none",
-    "check_estimator_sparse_array": "the type checks of these tests refuse it before our sentence does",
-    "check_estimator_sparse_matrix": "the type checks of these tests refuse it before our sentence does",
 }
 LONG = (
     "check_regressors_train",

@@ -123,7 +123,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_with_the_statistics_of_its
 def test_its_recipe_goes_through_json_and_that_of_an_unknown_model_is_refused_with_the_known_ones():
     recipe = tiny_fno()
     assert from_json(Recipe, json.loads(json.dumps(to_json(recipe)))) == recipe
-    with pytest.raises(InputError, match=r"FNOConfig.*OFormerConfig at `recipe\.model\.type`, got 'GNOConfig'"):
+    with pytest.raises(InputError, match=r"FNOConfig.*OFormerConfig.* at `recipe\.model\.type`, got 'GNOConfig'"):
         from_json(Recipe, {**to_json(recipe), "model": {"type": "GNOConfig"}}, "recipe")
 
 
