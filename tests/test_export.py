@@ -30,7 +30,8 @@ SCALES = {
 }
 # Tracing takes seconds: the fast tests share two files, and the slow ones make all the others.
 FAST = [("electro", ".pt2"), ("navier-stokes", ".onnx")]
-WITHOUT_LOCAL = [case for case in SCATTERED if "local" not in case]  # whose neighbors have a number that a tracer fixes
+LOCAL = ("local", "superposition")  # whose neighbors have a number that a tracer fixes
+WITHOUT_LOCAL = [case for case in SCATTERED if not any(word in case for word in LOCAL)]
 SLOW = [(case, end) for case in WITHOUT_LOCAL if case != "magneto" for end in SUFFIXES if (case, end) not in FAST]
 
 
