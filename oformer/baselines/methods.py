@@ -1,6 +1,6 @@
 """The baselines: nearest sample, PCA with ridge regression, PCA with kernel ridge regression."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -260,28 +260,58 @@ class PcaKernelRidge(_Regression):
         self.regularization, self.width = regularization, width
 
     def _regress(self, seen: "LeftOut") -> None:
-        from scipy.linalg import cho_factor, cho_solve, eigh
+        from scipy.linalg import cho_factor, cho_solve
 
         places = self._inputs.left * self._inputs.roots
         apart = squared_distances(places, places)
-        self._unit = float(np.median(apart[np.triu_indices(len(apart), 1)])) or float(apart.max())
+        self._unit = median_distance(apart)
         targets = self._targets.left * self._targets.roots
-        found = []
-        for width in KERNEL_WIDTHS if self.width is None else [self.width]:
-            values, vectors = eigh(np.exp(-apart / (2 * width**2 * self._unit)))
-            values, moved = values.clip(0), vectors.T @ seen.scores
-            for ridge in KERNEL_RIDGES if self.regularization is None else [self.regularization]:
-                kept = ridge / (values + ridge)
-                residual, rest = vectors @ (kept[:, None] * moved), (vectors**2) @ kept
-                found.append((seen.error(residual, rest), float(width), float(ridge)))
-        self.leave_one_out_, self.width_, self.regularization_ = min(found)
-        kernel = np.exp(-apart / (2 * self.width_**2 * self._unit))
+
+        def kernel_of(width: float) -> np.ndarray:
+            return np.exp(-apart / (2 * width**2 * self._unit))
+
+        widths = KERNEL_WIDTHS if self.width is None else [self.width]
+        chosen = least_left_out(kernel_of, widths, self.regularization, seen)
+        self.leave_one_out_, self.width_, self.regularization_ = chosen
+        kernel = kernel_of(self.width_)
         kernel[np.diag_indices_from(kernel)] += self.regularization_
         self._places, self._coefficients = places, cho_solve(cho_factor(kernel), targets)
 
     def _scores(self, scores: Float[np.ndarray, " rank"]) -> Float[np.ndarray, " target_rank"]:
         apart = squared_distances(scores[None], self._places)[0]
         return np.exp(-apart / (2 * self.width_**2 * self._unit)) @ self._coefficients
+
+
+def median_distance(apart: Float[np.ndarray, "samples samples"]) -> float:
+    """The median squared distance of different samples, by which widths of kernels are measured."""
+    return float(np.median(apart[np.triu_indices(len(apart), 1)])) or float(apart.max()) or 1.0
+
+
+def least_left_out(
+    kernel_of: Callable[[float], Float[np.ndarray, "samples samples"]],
+    widths: Iterable[float],
+    regularization: float | None,
+    seen: "LeftOut",
+) -> tuple[float, float, float]:
+    """The smallest leave-one-out error of kernel ridge regressions, and the width and regularization that give it.
+
+    Args:
+        kernel_of: the kernel between all samples, by its width.
+        widths: to try.
+        regularization: added to the diagonal; None to try those of `KERNEL_RIDGES`.
+        seen: the targets.
+    """
+    from scipy.linalg import eigh
+
+    found = []
+    for width in widths:
+        values, vectors = eigh(kernel_of(width))
+        values, moved = values.clip(0), vectors.T @ seen.scores
+        for ridge in KERNEL_RIDGES if regularization is None else [regularization]:
+            kept = ridge / (values + ridge)
+            residual, rest = vectors @ (kept[:, None] * moved), (vectors**2) @ kept
+            found.append((seen.error(residual, rest), float(width), float(ridge)))
+    return min(found)
 
 
 @dataclass(frozen=True)

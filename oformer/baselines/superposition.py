@@ -7,12 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oformer.baselines.methods import (
-    KERNEL_RIDGES,
     KERNEL_WIDTHS,
     Baseline,
     LeftOut,
     Pca,
     check_positive,
+    least_left_out,
+    median_distance,
 )
 from oformer.baselines.resample import CONSTANT, Resampled, squared_distances
 from oformer.errors import InputError
@@ -64,7 +65,7 @@ class SuperpositionRidge(Baseline):
         a, f, size = self._parts(data.inputs, self.linear_)
         self._center = a.mean(0)
         self._a, self._f = a - self._center, f
-        self._unit = _unit(squared_distances(self._a, self._a))
+        self._unit = median_distance(squared_distances(self._a, self._a))
         gram = self._kernel(self._a, self._f)
         gram[np.diag_indices_from(gram)] += self.regularization_
         self._coefficients = np.linalg.solve(gram, data.targets / size)
@@ -87,23 +88,17 @@ class SuperpositionRidge(Baseline):
 
     def _tried(self, data: Resampled, linear: tuple[int, ...]) -> tuple[float, tuple[int, ...], float, float]:
         """The smallest leave-one-out error with these channels, and the width and the regularization that give it."""
-        from scipy.linalg import eigh
-
         a, f, size = self._parts(data.inputs, linear)
         targets = data.targets / size
-        basis = Pca.of(targets, centered=False)
         norms = np.linalg.norm(targets, axis=1)
-        seen = LeftOut.of(basis, np.where(norms > 0, norms, 1.0))
-        apart, found = squared_distances(a, a), []
-        widths = KERNEL_WIDTHS if self.width is None else [self.width]
-        for width in widths if a.size else [1.0]:
-            values, vectors = eigh(np.exp(-apart / (2 * width**2 * _unit(apart))) * (f @ f.T))
-            values, moved = values.clip(0), vectors.T @ seen.scores
-            for ridge in KERNEL_RIDGES if self.regularization is None else [self.regularization]:
-                kept = ridge / (values + ridge)
-                residual, rest = vectors @ (kept[:, None] * moved), (vectors**2) @ kept
-                found.append((seen.error(residual, rest), linear, float(width), float(ridge)))
-        return min(found)
+        seen = LeftOut.of(Pca.of(targets, centered=False), np.where(norms > 0, norms, 1.0))
+        apart, gram = squared_distances(a, a), f @ f.T
+        unit = median_distance(apart)
+        widths = [1.0] if not a.size else KERNEL_WIDTHS if self.width is None else [self.width]
+        error, width, ridge = least_left_out(
+            lambda width: np.exp(-apart / (2 * width**2 * unit)) * gram, widths, self.regularization, seen
+        )
+        return error, linear, width, ridge
 
     def _parts(self, inputs: Vectors, linear: Sequence[int]) -> tuple[Vectors, Vectors, Float[np.ndarray, "samples 1"]]:
         """The channels a and f of inputs, f divided by its length, and this length."""
@@ -124,8 +119,3 @@ class SuperpositionRidge(Baseline):
         a, f, size = self._parts(vector[None], self.linear_)
         answer = self._kernel(a - self._center, f)[0] @ self._coefficients
         return self._data.wanted.at(answer * size[0, 0], queries)
-
-
-def _unit(apart: Float[np.ndarray, "samples samples"]) -> float:
-    """The median squared distance of different samples, by which widths are measured."""
-    return float(np.median(apart[np.triu_indices(len(apart), 1)])) or float(apart.max()) or 1.0
